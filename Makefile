@@ -1,0 +1,76 @@
+# The same commands locally and in CI. `make` alone lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# Seen by scripts/setup.sh: the Python 3.11 to build on.
+export PYTHON
+
+# The set-up puts every tool there: buf, grpcurl, ruff, mypy, tokenwire.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+ENGINE_EXTRAS := --extra server --extra cli --extra text --extra demo
+COMPILE := .venv/bin/uv pip compile --quiet --no-header --python-version 3.11 --generate-hashes \
+	$(foreach folder,$(PIP_FIND_LINKS),--find-links $(folder))
+
+.PHONY: help
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Set up .venv with the CPU engine, the tests' and the checks' tools
+	@scripts/setup.sh dev
+
+.PHONY: demo
+demo: ## Set everything up and ask a real model through gRPC
+	@scripts/setup.sh engine
+	@python scripts/demo.py
+
+.PHONY: test
+test: setup ## Set everything up and run every test
+	@tokenwire demo-model
+	@python -m pytest
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that need no engine
+	@python -m pytest tests/client tests/server
+
+.PHONY: format
+format: setup ## Format the code and the contract, and apply safe fixes
+	@ruff check --fix .
+	@ruff format .
+	@buf format --write
+
+.PHONY: lint
+lint: setup ## Check style, types and the contract
+	@ruff check .
+	@ruff format --check .
+	@mypy
+	@buf lint
+	@buf format --diff --exit-code
+
+.PHONY: generate
+generate: ## Generate the Python stubs from protos/
+	@scripts/setup.sh generate
+	@.venv-generate/bin/python scripts/generate.py
+
+.PHONY: check
+check: lint ## lint, the committed stubs are up to date, the client runs on its lowest and highest versions
+	@scripts/setup.sh generate
+	@.venv-generate/bin/python scripts/generate.py --check
+	@python scripts/check_versions.py
+
+.PHONY: lock
+lock: ## Compile requirements/*.in into the hashed locks; versions stay unless UPGRADE=--upgrade
+	@scripts/setup.sh uv
+	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/engine-cpu.in $(ENGINE_EXTRAS) \
+		--overrides requirements/overrides.txt --output-file requirements/engine-cpu.lock
+	@$(COMPILE) $(UPGRADE) requirements/dev.in --constraints requirements/engine-cpu.lock --output-file requirements/dev.lock
+	@$(COMPILE) $(UPGRADE) requirements/generate.in --output-file requirements/generate.lock
+	@$(COMPILE) $(UPGRADE) requirements/uv.in --output-file requirements/uv.lock
+
+.PHONY: clean
+clean: ## Remove the environments and the tools' caches; the demo model's cache stays
+	@rm -rf .venv .venv-generate .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

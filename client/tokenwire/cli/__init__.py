@@ -1,0 +1,42 @@
+"""The `tokenwire` command: one module per sub-command, each importing what it needs when it runs."""
+
+from typing import Annotated
+
+import typer
+
+from tokenwire._version import __version__
+from tokenwire.cli._demo_model import demo_model
+from tokenwire.cli._serve import serve
+
+__all__ = ["app"]
+
+
+def _print_version(requested: bool) -> None:  # noqa: FBT001  # typer calls it with the option's value
+    if requested:
+        typer.echo(f"tokenwire {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run and call a gRPC engine for vLLM: token ids in, token ids out."""
+
+
+app = typer.Typer(
+    name="tokenwire",
+    callback=_root,
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain tracebacks: a server's log is no place for boxes.
+    pretty_exceptions_enable=False,
+)
+# `tokenwire serve` reads its arguments itself: vLLM's engine flags are far more than ours, and --help shows both.
+app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)(serve)
+app.command()(demo_model)

@@ -1,0 +1,1 @@
+"""Generated stubs of the `tokenwire.v1` contract; `make generate` writes this package."""

@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Set up the environments that the Makefile's targets run in; quick when nothing has changed.
+#
+#   scripts/setup.sh uv         .venv with Python 3.11 and the pinned installer
+#   scripts/setup.sh engine     ... and the CPU engine, tokenwire itself and what the demo needs   (make demo)
+#   scripts/setup.sh dev        ... and the tools of tests and checks                              (make test, make lint)
+#   scripts/setup.sh generate   .venv-generate with the stub generator                             (make generate)
+#
+# PYTHON names the interpreter to build on, PIP_FIND_LINKS folders with wheels; neither has to be set.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf 'set-up: %s\n' "$*" >&2; }
+die() { printf 'set-up: error: %s\n' "$*" >&2; exit 1; }
+
+check_platform() {
+    local system machine glibc
+    system=$(uname -s) machine=$(uname -m)
+    [[ $system == Linux && $machine == x86_64 ]] ||
+        die "the CPU engine has wheels for Linux on x86-64 only; this is $system on $machine."
+    # Prints "glibc 2.36"; fails where the C library is another one.
+    glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2) || glibc=
+    [[ -n $glibc ]] || die "the CPU engine needs glibc 2.34 or later; this system's C library is not glibc."
+    [[ $(printf '%s\n' 2.34 "$glibc" | sort -V | head -n1) == 2.34 ]] ||
+        die "the CPU engine needs glibc 2.34 or later (Debian 12, Ubuntu 22.04, RHEL 9); this system has $glibc."
+}
+
+is_python_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3 python; do
+        if is_python_311 "$candidate"; then
+            printf '%s' "$candidate"
+            return
+        fi
+    done
+    die "no Python 3.11 found: install it, or name one with 'make ... PYTHON=/path/to/python3.11'."
+}
+
+# Create the virtual environment $1, unless a working one is there.
+ensure_venv() {
+    local python
+    if is_python_311 "$1/bin/python"; then return; fi
+    python=$(find_python)
+    say "creating $1 with $("$python" --version)"
+    "$python" -m venv --clear "$1" ||
+        die "'$python -m venv' failed; on Debian and Ubuntu it needs the package python3.11-venv."
+}
+
+# Run the step "$3..." of the environment $1, named $2, unless it has succeeded with the same input files ($inputs).
+once() {
+    local stamp="$1/.tokenwire-$2" digest
+    digest=$(cat -- "${inputs[@]}" "${BASH_SOURCE[0]}" | sha256sum | cut -d' ' -f1)
+    if [[ -f $stamp && $(<"$stamp") == "$digest" ]]; then return; fi
+    rm -f -- "$stamp"
+    "${@:3}"
+    printf '%s\n' "$digest" >"$stamp"
+}
+
+install_uv() {
+    say "installing the installer, uv (25 MB, a few seconds)"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+        --requirement requirements/uv.lock ||
+        die "pip could not install uv (requirements/uv.lock): is the package index reachable? See pip's message above."
+}
+
+# uv reads neither pip's configuration nor its variables: hand the folders with wheels over.
+find_links=()
+for folder in ${PIP_FIND_LINKS:-}; do find_links+=(--find-links "$folder"); done
+
+# Install the lock $2 into the environment $1; more options follow. Of uv's lines the list of all packages is left out.
+install_lock() {
+    .venv/bin/uv pip install --python "$1/bin/python" --no-deps --require-hashes --compile-bytecode \
+        "${find_links[@]}" --requirement "$2" "${@:3}" 2>&1 | sed -u '/^ [-+~] /d' >&2
+}
+
+install_engine() {
+    local log
+    say "installing the CPU engine, vLLM and torch among 160 packages (3.5 GB on disk; one to three minutes)"
+    log=$(mktemp)
+    # shellcheck disable=SC2064  # the name is fixed now
+    trap "rm -f -- '$log'" EXIT
+    if install_lock .venv requirements/engine-cpu.lock 2>&1 | tee "$log" >&2; then return; fi
+    grep -q 'no version of torch==' "$log" || die "uv could not install requirements/engine-cpu.lock; see its message above."
+    say "the configured package index has no CPU build of torch: trying again with PyTorch's own CPU index added"
+    install_lock .venv requirements/engine-cpu.lock --torch-backend cpu ||
+        die "uv could not install requirements/engine-cpu.lock, with PyTorch's CPU index either; see its message above."
+}
+
+install_dev() {
+    say "installing the tools of tests and checks (60 MB, a few seconds)"
+    install_lock .venv requirements/dev.lock || die "uv could not install requirements/dev.lock; see its message above."
+}
+
+install_generate() {
+    say "installing the stub generator into .venv-generate (15 MB, a few seconds)"
+    install_lock .venv-generate requirements/generate.lock ||
+        die "uv could not install requirements/generate.lock; see its message above."
+}
+
+# The build backend is in the engine's lock, so nothing is downloaded here.
+install_tokenwire() {
+    say "installing tokenwire itself, editable"
+    .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable . ||
+        die "uv could not install tokenwire from this folder; see its message above."
+}
+
+level_uv() {
+    ensure_venv .venv
+    inputs=(requirements/uv.lock) && once .venv uv install_uv
+}
+
+level_engine() {
+    check_platform
+    level_uv
+    inputs=(requirements/engine-cpu.lock) && once .venv engine install_engine
+    inputs=(pyproject.toml client/tokenwire/_version.py) && once .venv tokenwire install_tokenwire
+}
+
+level_dev() {
+    level_engine
+    inputs=(requirements/dev.lock) && once .venv dev install_dev
+}
+
+level_generate() {
+    level_uv
+    ensure_venv .venv-generate
+    inputs=(requirements/generate.lock) && once .venv-generate generate install_generate
+}
+
+# Two set-ups at the same time would install over each other.
+if command -v flock >/dev/null; then
+    exec 9<scripts/setup.sh
+    flock --nonblock 9 || { say "waiting for another set-up of this folder"; flock 9; }
+fi
+
+case "${1:-}" in
+    uv | engine | dev | generate) "level_$1" ;;
+    *) die "usage: scripts/setup.sh uv|engine|dev|generate" ;;
+esac
