@@ -1,0 +1,118 @@
+"""The client of a tokenwire server: token ids in, token ids out, over gRPC.
+
+    import tokenwire
+
+    async with tokenwire.AsyncClient("127.0.0.1:50051") as client:
+        await client.wait_ready()
+        async with client.stream([1, 2, 3], tokenwire.SamplingParams(max_tokens=16)) as deltas:
+            async for delta in deltas:
+                print(delta.token_ids)
+
+`Client` is the same without an event loop. Everything that is raised is a `TokenwireError`.
+"""
+
+from tokenwire._abort import AbortOutcome, AbortResult
+from tokenwire._blocking import Client, DeltaStream
+from tokenwire._client import AsyncClient
+from tokenwire._connection import ClientOptions, Metadata
+from tokenwire._contract import CONTRACT_REVISION, Reason
+from tokenwire._engine_info import Adapter, EngineInfo, KvCache, Limits, Parallelism
+from tokenwire._errors import (
+    AlreadyExistsError,
+    CallCancelledError,
+    ClientClosedError,
+    DeadlineExceededError,
+    EngineDeadError,
+    FailedPreconditionError,
+    FieldViolation,
+    InternalError,
+    InvalidArgumentError,
+    MessageTooLargeError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    RequestFailedError,
+    ResourceExhaustedError,
+    SlowReaderError,
+    StatusCode,
+    StatusError,
+    TokenwireError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+    UnreachableError,
+)
+from tokenwire._health import HealthStatus
+from tokenwire._input import GenerationOptions
+from tokenwire._logprobs import Logprobs, PromptLogprobs
+from tokenwire._results import Delta, GenerateResult, Timing, Usage
+from tokenwire._sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from tokenwire._sequence import (
+    FinishReason,
+    RoutedExperts,
+    SamplingMask,
+    SequenceOutput,
+    SpeculativeDecoding,
+    WeightVersionSpan,
+)
+from tokenwire._stream import AsyncDeltaStream
+from tokenwire._version import __version__
+
+__all__ = [
+    "CONTRACT_REVISION",
+    "AbortOutcome",
+    "AbortResult",
+    "Adapter",
+    "AlreadyExistsError",
+    "AsyncClient",
+    "AsyncDeltaStream",
+    "CallCancelledError",
+    "Client",
+    "ClientClosedError",
+    "ClientOptions",
+    "DeadlineExceededError",
+    "Delta",
+    "DeltaStream",
+    "EngineDeadError",
+    "EngineInfo",
+    "FailedPreconditionError",
+    "FieldViolation",
+    "FinishReason",
+    "GenerateResult",
+    "GenerationOptions",
+    "HealthStatus",
+    "InternalError",
+    "InvalidArgumentError",
+    "KvCache",
+    "Limits",
+    "Logprobs",
+    "MessageTooLargeError",
+    "Metadata",
+    "NotFoundError",
+    "OverloadedError",
+    "Parallelism",
+    "PermissionDeniedError",
+    "PromptLogprobs",
+    "Reason",
+    "RepetitionDetectionParams",
+    "RequestFailedError",
+    "ResourceExhaustedError",
+    "RoutedExperts",
+    "SamplingMask",
+    "SamplingParams",
+    "SequenceOutput",
+    "SlowReaderError",
+    "SpeculativeDecoding",
+    "StatusCode",
+    "StatusError",
+    "StructuredOutputsParams",
+    "Timing",
+    "TokenwireError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "UnreachableError",
+    "Usage",
+    "WeightVersionSpan",
+    "__version__",
+]

@@ -1,0 +1,203 @@
+"""A client's connection: the channel's life, metadata, and one place where grpc's errors become ours."""
+
+# A timeout here is the gRPC deadline, which the server sees too; asyncio.timeout would not do.
+# ruff: noqa: ASYNC109
+
+import asyncio
+import re
+import weakref
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
+
+import grpc.aio
+
+from tokenwire import _channel
+from tokenwire._errors import ClientClosedError, FieldViolation, TokenwireError
+from tokenwire._status import error_from_call
+from tokenwire._wire import invalid
+from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
+
+# A deadline that overflows gRPC's clock counts as passed; nobody waits for 30 years.
+_LONGEST_TIMEOUT = 1e9
+
+_METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
+_METADATA_TEXT = re.compile(r"[ -~]*")
+
+Metadata: TypeAlias = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
+"""Metadata of a call. Names are made lower case, as gRPC wants them; bytes need a name that ends in "-bin"."""
+
+_Request_contra = TypeVar("_Request_contra", contravariant=True)
+_Response_co = TypeVar("_Response_co", covariant=True)
+_AnyCall_co = TypeVar("_AnyCall_co", bound="_Call", covariant=True)
+_AnyCall = TypeVar("_AnyCall", bound="_Call")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class ChannelSettings(TypedDict, total=False):
+    """Settings of the channel."""
+
+    connect_timeout: float
+    """Most seconds for one attempt to connect to one address; a call then raises UnreachableError. Default: 10."""
+    keepalive_time: float
+    """Seconds between pings on a connection without traffic, idle ones included. Default: 30."""
+    keepalive_timeout: float
+    """Seconds to wait for a ping's answer before the connection counts as broken. Default: 20."""
+    max_receive_message_bytes: int
+    """Largest message to take; a larger one raises ResourceExhaustedError. Default: 256 MiB."""
+    max_send_message_bytes: int
+    """Largest message to send; a larger one raises ResourceExhaustedError. Default: 64 MiB."""
+
+
+class ClientOptions(ChannelSettings, total=False):
+    """The keyword arguments of `AsyncClient` and `Client`."""
+
+    credentials: grpc.ChannelCredentials | None
+    """TLS, from `grpc.ssl_channel_credentials(...)`. None: plain text."""
+    token: str | None
+    """Sent with every call as "authorization: Bearer ...". None: nothing is sent."""
+    metadata: Metadata | None
+    """Sent with every call, before the call's own. None: nothing is sent."""
+    channel_options: Sequence[tuple[str, str | int]]
+    """Further gRPC channel arguments, which win over the client's own. Default: none."""
+
+
+class _Call(Protocol):
+    def cancel(self) -> bool: ...
+
+
+class _UnaryCall(_Call, Awaitable[_Response_co], Protocol[_Response_co]): ...
+
+
+class _Method(Protocol[_Request_contra, _AnyCall_co]):
+    def __call__(
+        self, request: _Request_contra, *, timeout: float | None = None, metadata: tuple[tuple[str, str | bytes], ...]
+    ) -> _AnyCall_co: ...
+
+
+class Connection:
+    """A channel that is made at the first call, in that call's event loop, and closed once."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        metadata: Metadata | None = None,
+        channel_options: Sequence[tuple[str, str | int]] = (),
+        **settings: Unpack[ChannelSettings],
+    ) -> None:
+        if target.startswith(("http://", "https://")):
+            raise ValueError(f"target must be host:port or unix:path, not the URL {target!r}")
+        self.target = target
+        self.closed = False
+        self._credentials = credentials
+        authorization = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._metadata = _pairs(metadata) + authorization
+        # Of two values for one name gRPC takes the last.
+        self._options = [*_channel.channel_options(**settings), *channel_options]
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: EngineServiceStub | None = None
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The open channel. Raises ClientClosedError."""
+        if self.closed:
+            raise self._closed_error()
+        if self._channel is None:
+            self._channel = _channel.open_channel(self.target, self._credentials, self._options)
+        return self._channel
+
+    @property
+    def stub(self) -> EngineServiceStub:
+        """The service's stub on the open channel. Raises ClientClosedError."""
+        if self._stub is None or self.closed:
+            self._stub = EngineServiceStub(self.channel)
+        return self._stub
+
+    def start(
+        self,
+        method: _Method[_Request, _AnyCall],
+        request: _Request,
+        timeout: float | None,
+        metadata: Metadata | None,
+    ) -> _AnyCall:
+        """Start a call, which closing the connection will cancel. Its metadata is the client's, then its own."""
+        if timeout is not None and timeout > _LONGEST_TIMEOUT:
+            timeout = None
+        merged = self._metadata if metadata is None else self._metadata + _pairs(metadata)
+        call = method(request, timeout=timeout, metadata=merged)
+        self._calls.add(call)
+        return call
+
+    async def unary(
+        self,
+        method: _Method[_Request, _UnaryCall[_Response]],
+        request: _Request,
+        timeout: float | None,
+        metadata: Metadata | None,
+    ) -> _Response:
+        """Call a method with one answer. Raises only TokenwireError and asyncio.CancelledError."""
+        call = self.start(method, request, timeout, metadata)
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self.error(error) from None
+        except asyncio.CancelledError:
+            self.raise_if_closed()
+            raise
+        finally:
+            call.cancel()
+
+    def error(self, error: grpc.aio.AioRpcError) -> TokenwireError:
+        """Turn grpc's error into the client's."""
+        return error_from_call(error, self.target)
+
+    def raise_if_closed(self) -> None:
+        """Raise ClientClosedError if a CancelledError came from closing the client, not from cancelling the task.
+
+        grpc.aio raises CancelledError for both, and a task that was not cancelled must not see it.
+        """
+        if self.closed and not task_is_cancelled():
+            raise self._closed_error() from None
+
+    async def close(self) -> None:
+        """Cancel what runs and close the channel. May be called again."""
+        self.closed = True
+        # grpc.aio's own search for the calls of a channel (1.74) misses those that are wrapped.
+        for call in list(self._calls):
+            call.cancel()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    def _closed_error(self) -> ClientClosedError:
+        return ClientClosedError(f"the client of {self.target} is closed")
+
+
+def task_is_cancelled() -> bool:
+    """Whether somebody has asked the current task to stop."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _pairs(metadata: Metadata | None) -> tuple[tuple[str, str | bytes], ...]:
+    """Give metadata as grpc takes it. Raises InvalidArgumentError for what it would raise errors of its own about."""
+    if metadata is None:
+        return ()
+    pairs = metadata.items() if isinstance(metadata, Mapping) else metadata
+    return tuple(_pair(name.lower(), value) for name, value in pairs)
+
+
+def _pair(name: str, value: str | bytes) -> tuple[str, str | bytes]:
+    if not _METADATA_NAME.fullmatch(name):
+        raise invalid(FieldViolation("metadata", f"{name!r} is no name: use ASCII letters, digits and -_."))
+    if isinstance(value, bytes):
+        if not name.endswith("-bin"):
+            raise invalid(FieldViolation("metadata", f"the name of a value in bytes must end in -bin, not {name!r}"))
+    elif not _METADATA_TEXT.fullmatch(value):
+        # The value itself may be a secret.
+        raise invalid(FieldViolation("metadata", f"the value of {name!r} must be visible ASCII text"))
+    return name, value

@@ -1,0 +1,156 @@
+"""What one output sequence got: the part of an answer that every RPC shares."""
+
+import struct
+from enum import StrEnum
+
+import msgspec
+
+from tokenwire import _wire
+from tokenwire._logprobs import Logprobs
+from tokenwire.v1 import generation_pb2 as pb
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """EOS, or the token in `stop_token_id`."""
+    LENGTH = "length"
+    """max_tokens, or the end of the model's context."""
+    ABORT = "abort"
+    """Abort, by any of the ways to ask for it, or the end of a drain."""
+    REPETITION = "repetition"
+    """`SamplingParams.repetition_detection` found a repetition."""
+    TIME_LIMIT = "time_limit"
+    """max_time was over."""
+    UNKNOWN = "unknown"
+    """A reason that a later server has and this client does not know; the sequence has ended."""
+
+    @classmethod
+    def from_proto(cls, value: int) -> "FinishReason | None":
+        """Convert the contract's value; None while the sequence runs."""
+        return _FINISH_REASONS.get(value, cls.UNKNOWN)
+
+
+_FINISH_REASONS: dict[int, FinishReason | None] = {
+    pb.FINISH_REASON_UNSPECIFIED: None,
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_ABORT: FinishReason.ABORT,
+    pb.FINISH_REASON_REPETITION: FinishReason.REPETITION,
+    pb.FINISH_REASON_TIME_LIMIT: FinishReason.TIME_LIMIT,
+}
+
+
+class SamplingMask(msgspec.Struct, frozen=True, gc=False):
+    """Token ids that survived top-k, top-p and min-p, for each token of a chunk."""
+
+    counts: list[int]
+    """Number of surviving ids for each token."""
+    token_ids: list[int]
+    """The ids, one token's after the other's."""
+
+    @classmethod
+    def from_proto(cls, message: pb.SamplingMask) -> "SamplingMask":
+        """Convert the contract's message."""
+        ids = struct.unpack(f"<{len(message.token_ids) // 4}I", message.token_ids)
+        return cls(list(message.counts), list(ids))
+
+
+class RoutedExperts(msgspec.Struct, frozen=True, gc=False):
+    """Expert routing, an array of shape [tokens, layers, experts per token].
+
+    `numpy.frombuffer(routed.data, routed.dtype).reshape(routed.shape)` gives it on a little-endian machine.
+    """
+
+    data: bytes
+    """The array in C order, little-endian."""
+    shape: tuple[int, ...]
+    """The array's shape."""
+    dtype: str
+    """The array's element type in NumPy's notation, "uint8" for example."""
+
+    @classmethod
+    def from_proto(cls, message: pb.RoutedExperts) -> "RoutedExperts":
+        """Convert the contract's message."""
+        return cls(message.data, tuple(message.shape), message.dtype)
+
+
+class WeightVersionSpan(msgspec.Struct, frozen=True, gc=False):
+    """A run of output tokens sampled by one version of the weights."""
+
+    version: str
+    """The version's label."""
+    start: int
+    """First token, from 0."""
+    end: int
+    """One past the last token."""
+
+    @classmethod
+    def from_proto(cls, message: pb.WeightVersionSpan) -> "WeightVersionSpan":
+        """Convert the contract's message."""
+        return cls(message.version, message.start, message.end)
+
+
+class SpeculativeDecoding(msgspec.Struct, frozen=True, gc=False):
+    """What speculative decoding did for a sequence."""
+
+    num_drafts: int
+    """Number of drafts."""
+    num_draft_tokens: int
+    """Number of tokens drafted."""
+    num_accepted_tokens: int
+    """Number of drafted tokens accepted."""
+
+    @classmethod
+    def from_proto(cls, message: pb.SpeculativeDecoding) -> "SpeculativeDecoding":
+        """Convert the contract's message."""
+        return cls(message.num_drafts, message.num_draft_tokens, message.num_accepted_tokens)
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one output sequence got: all of it in a result, the tokens since the last one in a delta."""
+
+    index: int
+    """Which of the n sequences, from 0."""
+    token_ids: list[int]
+    """The new tokens, stop tokens and EOS included. May be empty with the finish."""
+    finish_reason: FinishReason | None = None
+    """Why the sequence ended; nothing follows for this index. None while it runs."""
+    stop_token_id: int | None = None
+    """The stop token, or one of the model's further EOS ids, that ended the sequence. None: the tokenizer's own EOS or
+    something else ended it."""
+    logprobs: Logprobs | None = None
+    """Log probabilities of exactly these tokens. None: not asked for."""
+    sampling_mask: SamplingMask | None = None
+    """The token ids that sampling could have chosen. None: the engine does not return them."""
+    routed_experts: RoutedExperts | None = None
+    """The experts that each token was routed to, with the finish. None: the engine does not return them."""
+    weight_versions: tuple[WeightVersionSpan, ...] = ()
+    """Which weights sampled which tokens, with the finish. Empty: the engine does not label its weights."""
+    speculative_decoding: SpeculativeDecoding | None = None
+    """Counts of speculative decoding, with the finish. None: the engine does not report them."""
+
+    @classmethod
+    def from_proto(cls, message: pb.SequenceOutput) -> "SequenceOutput":
+        """Convert the contract's message."""
+        logprobs = Logprobs.from_proto(message.logprobs) if message.HasField("logprobs") else None
+        mask = SamplingMask.from_proto(message.sampling_mask) if message.HasField("sampling_mask") else None
+        finish_reason = FinishReason.from_proto(message.finish_reason)
+        if finish_reason is None:
+            # The bulk of a stream: what comes with the finish need not be looked for.
+            return cls(index=message.index, token_ids=list(message.token_ids), logprobs=logprobs, sampling_mask=mask)
+        experts, speculation = message.routed_experts, message.speculative_decoding
+        return cls(
+            index=message.index,
+            token_ids=list(message.token_ids),
+            finish_reason=finish_reason,
+            stop_token_id=_wire.present(message, "stop_token_id"),
+            logprobs=logprobs,
+            sampling_mask=mask,
+            routed_experts=RoutedExperts.from_proto(experts) if message.HasField("routed_experts") else None,
+            weight_versions=tuple(WeightVersionSpan.from_proto(span) for span in message.weight_versions),
+            speculative_decoding=(
+                SpeculativeDecoding.from_proto(speculation) if message.HasField("speculative_decoding") else None
+            ),
+        )

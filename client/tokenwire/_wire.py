@@ -1,0 +1,131 @@
+"""Between Python values and protobuf messages: what cannot be sent is refused here, naming the field."""
+
+import math
+from collections.abc import Mapping
+from reprlib import Repr
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from tokenwire._contract import Reason
+from tokenwire._errors import FieldViolation, InvalidArgumentError
+
+_Message = TypeVar("_Message", bound=Message)
+
+# protobuf says no by any of these: UnicodeEncodeError is a ValueError.
+_REFUSALS = (TypeError, ValueError, OverflowError)
+
+_EXPECTED = {
+    FieldDescriptor.TYPE_BOOL: "True or False",
+    FieldDescriptor.TYPE_DOUBLE: "a real number",
+    FieldDescriptor.TYPE_INT32: "an integer from -2147483648 to 2147483647",
+    FieldDescriptor.TYPE_INT64: "an integer from -9223372036854775808 to 9223372036854775807",
+    FieldDescriptor.TYPE_STRING: "text that UTF-8 can hold",
+    FieldDescriptor.TYPE_UINT32: "an integer from 0 to 4294967295",
+}
+
+_NANOS = 1_000_000_000
+_MAX_DURATION = 315_576_000_000.0  # protobuf's limit: about 10,000 years
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+
+
+def build(message_type: type[_Message], path: str, values: Mapping[str, Any]) -> _Message:
+    """Build a message of the values that are not None.
+
+    `path` is where the message is in the request, empty for the request itself. Raises InvalidArgumentError with every field at fault, where protobuf
+    cannot hold a value; whether it makes sense is for the server to say.
+    """
+    present = {name: value for name, value in values.items() if value is not None}
+    try:
+        # The checks are protobuf's own and run in C; only a refusal is looked into.
+        return message_type(**present)
+    except _REFUSALS:
+        raise invalid(*_violations(message_type, path, present)) from None
+
+
+def invalid(*violations: FieldViolation) -> InvalidArgumentError:
+    """Give the error that the server would answer for these fields."""
+    message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
+    return InvalidArgumentError(message, reason=Reason.INVALID_FIELD, field_violations=violations)
+
+
+def not_text(path: str, value: object) -> None:
+    """Refuse text and bytes where a sequence is wanted: they are sequences too, but never what was meant."""
+    if isinstance(value, str | bytes):
+        raise invalid(FieldViolation(path, f"must be a sequence, not {_repr.repr(value)}"))
+
+
+def duration(path: str, value: float | None) -> Duration | None:
+    """Turn seconds into a Duration. Raises InvalidArgumentError for what is not a number of seconds."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except _REFUSALS:
+        number = math.nan
+    if not abs(number) <= _MAX_DURATION:
+        raise invalid(FieldViolation(path, f"must be a number of seconds, not {_repr.repr(value)}"))
+    # The fraction first, so that a large number of seconds costs it no digits; both parts keep the sign.
+    fraction, whole = math.modf(number)
+    nanos = round(fraction * _NANOS)
+    if abs(nanos) == _NANOS:
+        whole, nanos = whole + math.copysign(1, nanos), 0
+    return Duration(seconds=int(whole), nanos=nanos)
+
+
+def seconds(value: Duration) -> float:
+    """Turn a Duration into seconds."""
+    return value.seconds + value.nanos / _NANOS
+
+
+def present(message: Message, name: str) -> Any:
+    """Give a field's value, or None where it is not set."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def present_seconds(message: Message, name: str) -> float | None:
+    """Give a Duration field in seconds, or None where it is not set."""
+    return seconds(getattr(message, name)) if message.HasField(name) else None
+
+
+def _violations(message_type: type[Message], path: str, values: Mapping[str, Any]) -> list[FieldViolation]:
+    """Find the fields that protobuf refused, one by one."""
+    found = []
+    for name, value in values.items():
+        if _refused(message_type, name, value):
+            found.append(_violation(message_type, path, name, value))
+    return found
+
+
+def _violation(message_type: type[Message], path: str, name: str, value: Any) -> FieldViolation:
+    """Say what is wrong with a field, down to the element."""
+    field = message_type.DESCRIPTOR.fields_by_name[name]
+    entry = field.message_type
+    place = f"{path}.{name}" if path else name
+    if entry is not None and entry.GetOptions().map_entry:
+        key_type, value_type = entry.fields_by_name["key"].type, entry.fields_by_name["value"].type
+        expected = f"a mapping of {_EXPECTED[key_type]} to {_EXPECTED[value_type]}"
+        for key, item in value.items() if isinstance(value, Mapping) else ():
+            if _refused(message_type, name, {key: item}):
+                value = {key: item}
+                break
+    else:
+        expected = _EXPECTED.get(field.type, "a message")
+        if isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                if _refused(message_type, name, [item]):
+                    place, value = f"{place}[{index}]", item
+                    break
+    return FieldViolation(place, f"must be {expected}, not {_repr.repr(value)}")
+
+
+def _refused(message_type: type[Message], name: str, value: Any) -> bool:
+    try:
+        message_type(**{name: value})
+    except _REFUSALS:
+        return True
+    return False

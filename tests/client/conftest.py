@@ -1,0 +1,74 @@
+"""Real servers around functions that a test defines: `serve(Generate=...)` gives the address."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+from google.protobuf import message_factory
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
+
+from tokenwire.v1 import engine_service_pb2 as pb
+
+SERVICE = pb.DESCRIPTOR.services_by_name["EngineService"]
+
+
+def _method_handler(request_type: Any, response_type: Any, function: Callable[..., Any], *, streams: bool) -> Any:
+    make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+    return make(function, request_type.FromString, response_type.SerializeToString)
+
+
+def _handlers(methods: dict[str, Callable[..., Any]]) -> list[grpc.GenericRpcHandler]:
+    engine, health = {}, {}
+    for name, function in methods.items():
+        if name in ("Check", "Watch"):
+            health[name] = _method_handler(StringValue, Int32Value, function, streams=name == "Watch")
+        else:
+            method = SERVICE.methods_by_name[name]
+            request_type, response_type = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
+            engine[name] = _method_handler(request_type, response_type, function, streams=method.server_streaming)
+    return [
+        grpc.method_handlers_generic_handler(SERVICE.full_name, engine),
+        grpc.method_handlers_generic_handler("grpc.health.v1.Health", health),
+    ]
+
+
+@pytest_asyncio.fixture
+async def serve() -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Start servers in the test's event loop."""
+    servers: list[grpc.aio.Server] = []
+
+    async def start(address: str = "127.0.0.1:0", **methods: Callable[..., Any]) -> str:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)])
+        server.add_generic_rpc_handlers(_handlers(methods))
+        port = server.add_insecure_port(address)
+        await server.start()
+        servers.append(server)
+        return address if address.startswith("unix:") else f"127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        await server.stop(None)
+
+
+@pytest.fixture
+def serve_threads() -> Iterator[Callable[..., str]]:
+    """Start servers whose handlers run in threads, for blocking callers."""
+    servers: list[tuple[grpc.Server, ThreadPoolExecutor]] = []
+
+    def start(**methods: Callable[..., Any]) -> str:
+        pool = ThreadPoolExecutor(4)
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers(_handlers(methods))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        servers.append((server, pool))
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server, pool in servers:
+        assert server.stop(None).wait(10)
+        pool.shutdown()

@@ -1,0 +1,154 @@
+import pickle
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+import tokenwire
+from tokenwire import Reason, StatusCode
+from tokenwire._errors import CLASS_OF_CODE, CLASS_OF_REASON, status_error
+
+Serve = Callable[..., Awaitable[str]]
+
+# A status alone, as gRPC and proxies send it.
+PLAIN = {
+    "CANCELLED": tokenwire.CallCancelledError,
+    "UNKNOWN": tokenwire.InternalError,
+    "INVALID_ARGUMENT": tokenwire.InvalidArgumentError,
+    "DEADLINE_EXCEEDED": tokenwire.DeadlineExceededError,
+    "NOT_FOUND": tokenwire.NotFoundError,
+    "ALREADY_EXISTS": tokenwire.AlreadyExistsError,
+    "PERMISSION_DENIED": tokenwire.PermissionDeniedError,
+    "RESOURCE_EXHAUSTED": tokenwire.ResourceExhaustedError,
+    "FAILED_PRECONDITION": tokenwire.FailedPreconditionError,
+    "ABORTED": tokenwire.StatusError,
+    "OUT_OF_RANGE": tokenwire.InvalidArgumentError,
+    "UNIMPLEMENTED": tokenwire.UnimplementedError,
+    "INTERNAL": tokenwire.InternalError,
+    "UNAVAILABLE": tokenwire.UnreachableError,
+    "DATA_LOSS": tokenwire.InternalError,
+    "UNAUTHENTICATED": tokenwire.UnauthenticatedError,
+}
+
+
+async def refusal(
+    serve: Serve, code: grpc.StatusCode, message: str = "no", *details: Any, raw: bytes | None = None
+) -> tokenwire.TokenwireError:
+    """Give the error of a call that a server ends with this status."""
+
+    async def info(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        trailer = raw
+        if details:
+            packed = [AnyMessage() for _ in details]
+            for any_message, detail in zip(packed, details, strict=True):
+                any_message.Pack(detail)
+            trailer = status_pb2.Status(code=code.value[0], message=message, details=packed).SerializeToString()
+        metadata = () if trailer is None else (("grpc-status-details-bin", trailer),)
+        await context.abort(code, message, metadata)
+
+    async with tokenwire.AsyncClient(await serve(GetEngineInfo=info)) as client:
+        with pytest.raises(tokenwire.TokenwireError) as caught:
+            await client.engine_info(timeout=10)
+    assert caught.value.__cause__ is None
+    return caught.value
+
+
+def error_info(reason: str, domain: str = "tokenwire.v1") -> error_details_pb2.ErrorInfo:
+    return error_details_pb2.ErrorInfo(reason=reason, domain=domain)
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+async def test_every_plain_status(serve: Serve, code: grpc.StatusCode) -> None:
+    error = await refusal(serve, code, "says why")
+    assert type(error) is PLAIN[code.name]
+    assert "says why" in str(error)
+    if isinstance(error, tokenwire.StatusError):
+        assert error.code == code.value[0]
+        assert error.code.name == code.name
+        assert (error.message, error.reason, error.field_violations, error.retry_delay) == ("says why", "", (), None)
+    assert error.is_retry_safe == (code is grpc.StatusCode.UNAVAILABLE)
+
+
+def test_the_tables_are_whole() -> None:
+    assert {code.name for code in StatusCode} == {code.name for code in grpc.StatusCode}
+    assert set(CLASS_OF_CODE) == set(StatusCode)
+    assert set(CLASS_OF_REASON) <= set(Reason)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_keeps_to_its_status(reason: Reason) -> None:
+    """The class of a reason is a class of the status that the reason's description names."""
+    for code, of_code in CLASS_OF_CODE.items():
+        assert issubclass(type(status_error(code, "no", reason=reason)), of_code)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [
+        ("UNAVAILABLE", Reason.QUEUE_FULL, tokenwire.OverloadedError),
+        ("UNAVAILABLE", Reason.QUEUED_TOKENS_LIMIT, tokenwire.OverloadedError),
+        ("UNAVAILABLE", Reason.ENGINE_DEAD, tokenwire.EngineDeadError),
+        ("UNAVAILABLE", Reason.DRAINING, tokenwire.UnavailableError),
+        ("RESOURCE_EXHAUSTED", Reason.SLOW_READER, tokenwire.SlowReaderError),
+        ("RESOURCE_EXHAUSTED", Reason.MESSAGE_TOO_LARGE, tokenwire.MessageTooLargeError),
+        ("INTERNAL", Reason.REQUEST_FAILED, tokenwire.RequestFailedError),
+        ("INTERNAL", Reason.INTERNAL, tokenwire.InternalError),
+        ("NOT_FOUND", "A_LATER_REASON", tokenwire.NotFoundError),
+        ("NOT_FOUND", Reason.QUEUE_FULL, tokenwire.NotFoundError),
+    ],
+)
+async def test_reason_narrows_the_class(serve: Serve, code: str, reason: str, expected: type) -> None:
+    error = await refusal(serve, grpc.StatusCode[code], "no", error_info(reason))
+    assert type(error) is expected
+    assert isinstance(error, tokenwire.StatusError)
+    assert error.reason == reason
+
+
+async def test_details(serve: Serve) -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="input.model", description="too odd")
+    error = await refusal(
+        serve,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "no",
+        error_details_pb2.DebugInfo(detail="unknown to the client"),
+        error_info("INVALID_FIELD"),
+        error_details_pb2.BadRequest(field_violations=[violation]),
+        error_details_pb2.RetryInfo(retry_delay=Duration(seconds=1, nanos=500_000_000)),
+    )
+    assert isinstance(error, tokenwire.InvalidArgumentError)
+    assert error.field_violations == (tokenwire.FieldViolation("input.model", "too odd"),)
+    assert error.retry_delay == 1.5
+    assert error.is_retry_safe
+    assert str(error) == "INVALID_ARGUMENT (INVALID_FIELD): no"
+
+
+async def test_foreign_reason_is_not_ours(serve: Serve) -> None:
+    error = await refusal(serve, grpc.StatusCode.UNAVAILABLE, "no upstream", error_info("DRAINING", "proxy.example"))
+    assert type(error) is tokenwire.UnreachableError
+
+
+async def test_broken_details_leave_the_status(serve: Serve) -> None:
+    error = await refusal(serve, grpc.StatusCode.NOT_FOUND, "no", raw=b"\xff\xff\xff")
+    assert type(error) is tokenwire.NotFoundError
+
+
+def all_errors(root: type[tokenwire.TokenwireError]) -> list[type[tokenwire.TokenwireError]]:
+    return [root, *(error for child in root.__subclasses__() for error in all_errors(child))]
+
+
+@pytest.mark.parametrize("cls", all_errors(tokenwire.TokenwireError))
+def test_errors_are_public_drawn_and_survive_pickling(cls: type[tokenwire.TokenwireError]) -> None:
+    assert getattr(tokenwire, cls.__name__) is cls
+    assert cls.__name__ in (tokenwire._errors.__doc__ or "")
+    assert not issubclass(cls, grpc.RpcError)
+    error = cls("why")
+    if isinstance(error, tokenwire.StatusError):
+        error = type(error)("why", reason="R", field_violations=[tokenwire.FieldViolation("f", "d")], retry_delay=1.0)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert type(copy) is cls
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
