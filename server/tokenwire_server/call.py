@@ -1,0 +1,76 @@
+"""A request with a call of its own: Generate and GenerateStream."""
+
+from types import TracebackType
+from typing import Self
+
+from tokenwire.v1 import generation_pb2 as pb
+from tokenwire_server.admission import admit, number_of_sequences
+from tokenwire_server.engine.engine import Engine
+from tokenwire_server.engine.outputs import Chunk, Closing
+from tokenwire_server.engine.sink import CallSink
+from tokenwire_server.registry import LiveRequest, Registry
+
+
+class Call:
+    """A request's call. Leaving its block lets go of the request, in the engine too, however the block is left.
+
+    `start` admits the request; `next` then returns its outputs, up to the one with `closing`.
+    """
+
+    def __init__(self, engine: Engine, registry: Registry, message: pb.GenerationInput, *, stream: bool) -> None:
+        self._engine = engine
+        self._registry = registry
+        self._message = message
+        self._stream = stream
+        self._sink = CallSink(stream=stream)
+        self._live: LiveRequest | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._registry.drop(self._live)
+
+    async def start(self) -> str:
+        """Admit the request and return its id.
+
+        Raises:
+            RequestError: the request is refused.
+
+        """
+        self._live = await admit(
+            self._engine, self._registry, self._message, self._sink, stream=self._stream, path="input"
+        )
+        return self._live.request_id
+
+    async def next(self) -> Chunk:
+        """Wait for the next output.
+
+        Raises:
+            RequestError: the request has failed.
+
+        """
+        live = self._live
+        assert live is not None
+        if not self._sink.internal_id:
+            return self._ended_on_arrival()
+        chunk = await self._sink.next()
+        if chunk.closing is not None:
+            if live.cut_short is not None:
+                for output in chunk.outputs:
+                    if output.finish_reason == pb.FINISH_REASON_ABORT:
+                        output.finish_reason = live.cut_short
+            # Before the caller is told, so that it may use the id again at once.
+            self._registry.finish(live, [output.finish_reason for output in chunk.outputs])
+        return chunk
+
+    def _ended_on_arrival(self) -> Chunk:
+        # An abort has asked to remember this id.
+        outputs = [
+            pb.SequenceOutput(index=i, finish_reason=pb.FINISH_REASON_ABORT)
+            for i in range(number_of_sequences(self._message))
+        ]
+        return Chunk(outputs, Closing())

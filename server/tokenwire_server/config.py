@@ -1,0 +1,39 @@
+"""What the server is told at start-up, apart from the engine's own options."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Options of the server itself; `arguments` makes it from the command line."""
+
+    host: str = "127.0.0.1"
+    """Interface to listen on. Loopback unless another one is asked for."""
+
+    port: int = 50051
+    """TCP port; 0 lets the system choose."""
+
+    uds: str | None = None
+    """Path of a UNIX socket to listen on in place of TCP; None means TCP."""
+
+    drain_timeout: float = 30.0
+    """Seconds that running requests get to finish after a stop signal; then they end with ABORT."""
+
+    max_receive_message_bytes: int = 64 * 1024 * 1024
+    """Largest message taken, in bytes: 16 million token ids or so."""
+
+    max_send_message_bytes: int = 256 * 1024 * 1024
+    """Largest message sent, in bytes."""
+
+    slow_reader_timeout: float = 60.0
+    """Seconds that a caller may leave a message of its stream unread before the stream is ended."""
+
+    max_requests_per_stream: int = 16_384
+    """Most live requests of one Multiplex stream."""
+
+    @property
+    def address(self) -> str:
+        """The address to listen on, in gRPC's notation."""
+        if self.uds is not None:
+            return f"unix:{self.uds}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

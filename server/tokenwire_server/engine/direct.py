@@ -1,0 +1,240 @@
+"""The direct path: from the engine process's outputs to the sinks, without a RequestOutput, an event or a task a token.
+
+It takes the place of AsyncLLM's OutputProcessor and relies on these of vLLM's internals, which `incompatibility` checks:
+
+- `OutputProcessor.add_request(request, prompt, parent_req, request_index, queue)` makes a `RequestState`, whose `queue`
+  it fills through `put`;
+- `OutputProcessor.process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats, weight_version)` is called
+  for at most 128 outputs of an engine step at a time, and `update_scheduler_stats` once after the step's last;
+- `_update_stats_from_output`, `_finish_request` and `_update_stats_from_finished` keep vLLM's books.
+
+Requests that need more than tokens and log probabilities of one sequence go vLLM's ordinary way, to the same sinks.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import (
+    OutputProcessor,
+    OutputProcessorOutput,
+    RequestOutputCollector,
+    RequestState,
+)
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+from tokenwire._contract import Reason
+from tokenwire_server.engine.sink import Sink
+from tokenwire_server.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+_EXPECTED = {
+    OutputProcessor.add_request: ("self", "request", "prompt", "parent_req", "request_index", "queue"),
+    OutputProcessor.process_outputs: (
+        "self",
+        "engine_core_outputs",
+        "engine_core_timestamp",
+        "iteration_stats",
+        "weight_version",
+    ),
+    OutputProcessor.update_scheduler_stats: ("self", "scheduler_stats"),
+    OutputProcessor._update_stats_from_output: (  # noqa: SLF001  # the seam this module is about
+        "self",
+        "req_state",
+        "engine_core_output",
+        "engine_core_timestamp",
+        "iteration_stats",
+    ),
+    OutputProcessor._update_stats_from_finished: (  # noqa: SLF001
+        "self",
+        "req_state",
+        "finish_reason",
+        "iteration_stats",
+    ),
+    OutputProcessor._finish_request: ("self", "req_state"),  # noqa: SLF001
+}
+_OUTPUT_FIELDS = {
+    "request_id",
+    "new_token_ids",
+    "new_logprobs",
+    "finish_reason",
+    "stop_reason",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "prefill_stats",
+    "spec_decode_metrics",
+}
+
+
+def incompatibility(llm: AsyncLLM) -> str | None:
+    """Say why the direct path cannot be used with this vLLM and engine; None where it can."""
+    for function, expected in _EXPECTED.items():
+        found = tuple(inspect.signature(function).parameters)
+        if found != expected:
+            return f"{function.__qualname__} takes {found}, not {expected}"
+    if missing := _OUTPUT_FIELDS - set(EngineCoreOutput.__struct_fields__):
+        return f"EngineCoreOutput has no {', '.join(sorted(missing))}"
+    if type(llm.output_processor) is not OutputProcessor:
+        return f"AsyncLLM has a {type(llm.output_processor).__name__}"
+    if llm.output_handler is not None:
+        return "AsyncLLM has started its output handler already"
+    return None
+
+
+def eligible(params: SamplingParams) -> bool:
+    """Whether the direct path does all that a request asks for."""
+    return (
+        params.n == 1
+        and params.prompt_logprobs is None
+        and params.prompt_logprob_token_ids is None
+        and (params.stream_interval is None or params.stream_interval == 1)
+    )
+
+
+class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does not read vLLM
+    """vLLM's OutputProcessor with sinks in place of queues."""
+
+    def __init__(self, original: OutputProcessor, *, only_ordinary: bool) -> None:
+        """Take the place of AsyncLLM's own.
+
+        Args:
+            original: what AsyncLLM made for itself.
+            only_ordinary: whether the engine returns what the direct path does not pass on.
+
+        """
+        super().__init__(
+            original.tokenizer,
+            log_stats=original.log_stats,
+            stream_interval=original.stream_interval,
+            tracing_enabled=original.tracing_enabled,
+            admission_stats=original.admission_stats,
+        )
+        self._possible = not (only_ordinary or original.tracing_enabled or original.stream_interval > 1)
+        self._expected: dict[str, Sink] = {}
+        self._in_step = False
+        self._step_end: list[Callable[[], None]] = []
+
+    def expect(self, request_id: str, sink: Sink, params: SamplingParams) -> None:
+        """Say where the outputs of a request go, before AsyncLLM adds it."""
+        direct = self._possible and eligible(params)
+        if direct:
+            # The sink gathers what a unary call waits for, so vLLM need not.
+            params.output_kind = RequestOutputKind.DELTA
+        sink.prepare(params, direct=direct)
+        self._expected[request_id] = sink
+
+    def forget(self, request_id: str) -> None:
+        """Say that a request has been added, or refused."""
+        self._expected.pop(request_id, None)
+
+    def at_step_end(self, callback: Callable[[], None]) -> bool:
+        """Call back after the last output of the running engine step; False where none is running."""
+        if self._in_step:
+            self._step_end.append(callback)
+        return self._in_step
+
+    def add_request(
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        parent_req: ParentRequest | None = None,
+        request_index: int = 0,
+        queue: RequestOutputCollector | None = None,
+    ) -> None:
+        """Register a request with its sink."""
+        sink = self._expected.get(request.external_req_id)
+        super().add_request(request, prompt, parent_req, request_index, queue if sink is None else sink)
+
+    def process_outputs(
+        self,
+        engine_core_outputs: list[EngineCoreOutput],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: IterationStats | None = None,
+        weight_version: str | None = None,
+    ) -> OutputProcessorOutput:
+        """Pass a part of a step's outputs to their sinks."""
+        self._in_step = True
+        ordinary: list[EngineCoreOutput] = []
+        states = self.request_states
+        for output in engine_core_outputs:
+            state = states.get(output.request_id)
+            if state is None:
+                continue  # aborted before
+            sink = state.queue
+            if not isinstance(sink, Sink) or not sink.direct:
+                ordinary.append(output)
+                continue
+            self._update_stats_from_output(state, output, engine_core_timestamp, iteration_stats)
+            if state.is_prefilling:
+                _end_prefill(state, output)
+            # An exception here would end the server, so it ends the one request.
+            try:
+                self._pass_on(state, sink, output, weight_version)
+            except Exception:
+                logger.exception("could not pass on an output of request %s", state.external_req_id)
+                sink.fail(RequestError(Reason.INTERNAL, "internal error; the server's log has the cause"))
+            if output.finish_reason is not None:
+                self._finish_request(state)
+                self._update_stats_from_finished(state, output.finish_reason, iteration_stats)
+        if not ordinary:
+            return OutputProcessorOutput(request_outputs=[], reqs_to_abort=[])
+        return super().process_outputs(ordinary, engine_core_timestamp, iteration_stats, weight_version)
+
+    def _pass_on(self, state: RequestState, sink: Sink, output: EngineCoreOutput, weight_version: str | None) -> None:
+        if output.finish_reason is None:
+            sink.step(output, weight_version)
+        else:
+            sink.last_step(
+                output,
+                output.finish_reason,
+                state.stats,
+                state.num_cached_tokens,
+                output.spec_decode_metrics,
+                weight_version,
+            )
+
+    def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
+        """Note the end of an engine step."""
+        super().update_scheduler_stats(scheduler_stats)
+        self._in_step = False
+        if self._step_end:
+            callbacks, self._step_end = self._step_end, []
+            for callback in callbacks:
+                try:
+                    callback()
+                except Exception:
+                    logger.exception("a callback at the end of an engine step failed")
+
+
+def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
+    # As in OutputProcessor.process_outputs.
+    if output.prefill_stats is not None:
+        state.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        state.num_cache_creation_tokens = output.prefill_stats.num_cache_creation_tokens
+    if state.remote_prefill_cached_tokens is not None:
+        state.num_cached_tokens = state.remote_prefill_cached_tokens
+    state.is_prefilling = False
+
+
+class Pump:
+    """The ordinary path alone: a task for each request, for a vLLM whose internals are not as expected."""
+
+    @staticmethod
+    async def run(collector: RequestOutputCollector, sink: Sink) -> None:
+        """Pass a request's outputs on until the last."""
+        finished = False
+        while not finished:
+            try:
+                output = collector.get_nowait() or await collector.get()
+            except Exception as error:  # noqa: BLE001  # the engine's failure is the request's
+                sink.put(error)
+                return
+            assert isinstance(output, RequestOutput)
+            finished = output.finished
+            sink.put(output)

@@ -1,0 +1,61 @@
+"""vLLM's exceptions as the server's own."""
+
+import re
+
+from vllm.exceptions import (
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    RetryableRequestError,
+    VLLMClientError,
+    VLLMNotFoundError,
+    VLLMValidationError,
+)
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from tokenwire._contract import Reason
+from tokenwire.v1 import sampling_params_pb2
+from tokenwire_server.errors import RequestError, engine_dead, invalid_field
+
+_SAMPLING_FIELDS = frozenset(sampling_params_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+_FIRST_WORD = re.compile(r"\W*(?:Requested )?(\w+)")
+_INPUT_FIELDS = {"data_parallel_rank": "data_parallel_rank", "cache_salt": "cache_salt", "prompt": "prompt_token_ids"}
+
+FAULTS = (
+    EngineDeadError,
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    RetryableRequestError,
+    VLLMClientError,
+)
+"""The exceptions that `translate` knows. Any other is a bug, of ours or of vLLM's."""
+
+
+def translate(error: BaseException, path: str) -> RequestError:
+    """Return the server's own exception for one of `FAULTS`; `path` is the path of the GenerationInput."""
+    match error:
+        case EngineDeadError():
+            return engine_dead()
+        case QueueOverflowError():
+            return RequestError(Reason.QUEUE_FULL, "the engine's queue is full (--max-num-queued-reqs)")
+        case MaxQueuedTokensError():
+            return RequestError(
+                Reason.QUEUED_TOKENS_LIMIT, "the engine has too many prompt tokens queued (--max-num-queued-tokens)"
+            )
+        case RetryableRequestError():
+            return RequestError(Reason.ENGINE_PAUSED, f"the engine takes no requests now: {error}")
+        case VLLMNotFoundError():
+            return RequestError(Reason.UNKNOWN_MODEL, str(error))
+    # What is left of FAULTS is the caller's fault.
+    message = Exception.__str__(error) or type(error).__name__
+    return invalid_field(_field_path(error, message, path), message)
+
+
+def _field_path(error: BaseException, message: str, path: str) -> str:
+    # vLLM names the parameter in some of its validation errors only; the others start with it.
+    named = error.parameter if isinstance(error, VLLMValidationError) else None
+    word = named or (match.group(1) if (match := _FIRST_WORD.match(message)) else "")
+    if word in _SAMPLING_FIELDS:
+        return f"{path}.sampling_params.{word}"
+    if word in _INPUT_FIELDS:
+        return f"{path}.{_INPUT_FIELDS[word]}"
+    return f"{path}.sampling_params" if named is None else path

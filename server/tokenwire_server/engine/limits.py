@@ -1,0 +1,67 @@
+"""What the engine's configuration allows a request to ask for."""
+
+import dataclasses
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """Facts of the engine that requests are checked against and completed from."""
+
+    max_model_len: int
+    """Most tokens of prompt and output together."""
+    vocab_size: int
+    """Valid token ids are below it."""
+    max_num_seqs: int
+    """Highest n."""
+    data_parallel_size: int
+    """Valid data-parallel ranks are below it."""
+    priority_scheduling: bool
+    """Whether priorities other than 0 mean something."""
+    has_tokenizer: bool
+    """Whether the server was started with --keep-tokenizer."""
+    served_model_names: tuple[str, ...]
+    """Names of the base model, the first one preferred."""
+    defaults: dict[str, Any]
+    """Sampling parameters that the model's generation_config sets, by vLLM's names, without max_tokens."""
+    default_max_tokens: dict[str, Any]
+    """What `get_max_tokens` reads of the generation_config: `max_tokens` or nothing."""
+    override_max_tokens: int | None
+    """Highest max_tokens that the server's configuration allows; None means no such limit."""
+
+    @classmethod
+    def from_config(cls, config: VllmConfig, *, keep_tokenizer: bool) -> "RequestLimits":
+        """Read the limits from an engine's configuration, as it is once the engine is ready."""
+        model = config.model_config
+        defaults = dict(model.get_diff_sampling_param())
+        max_tokens = defaults.pop("max_tokens", None)
+        # The same rule as in vLLM's OpenAIServingChat: only a generation_config named by the operator limits requests.
+        if model.generation_config in ("auto", "vllm"):
+            override = model.override_generation_config.get("max_new_tokens")
+        else:
+            override = max_tokens
+        names = model.served_model_name
+        return cls(
+            max_model_len=model.max_model_len,
+            vocab_size=model.get_vocab_size(),
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            data_parallel_size=config.parallel_config.data_parallel_size,
+            priority_scheduling=config.scheduler_config.policy == "priority",
+            has_tokenizer=keep_tokenizer,
+            served_model_names=tuple(
+                dict.fromkeys([*([names] if isinstance(names, str) else names or ()), model.model])
+            ),
+            defaults=defaults,
+            default_max_tokens={} if max_tokens is None else {"max_tokens": max_tokens},
+            override_max_tokens=override,
+        )
+
+    def max_tokens(self, asked: int | None, prompt_len: int) -> int:
+        """Return the most tokens that a request may generate; `asked` None means unset."""
+        limit: int = get_max_tokens(
+            self.max_model_len, asked, prompt_len, self.default_max_tokens, self.override_max_tokens
+        )
+        return limit

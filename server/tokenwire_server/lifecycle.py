@@ -1,0 +1,198 @@
+"""The server's life: start, ready, drain, end.
+
+`Server(config, load).run()` does all of it and returns an exit code.
+"""
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+
+from tokenwire_server.config import ServerConfig
+from tokenwire_server.engine.engine import Engine
+from tokenwire_server.errors import RequestError
+from tokenwire_server.registry import Registry
+from tokenwire_server.service import EngineServicer
+from tokenwire_server.transport import BindError, Transport
+
+logger = logging.getLogger(__name__)
+
+_WATCH_INTERVAL = 0.5
+"""Seconds between looks at whether the engine process lives."""
+_STATS_INTERVAL = 10.0
+"""Seconds between vLLM's statistics lines, as in `vllm serve`."""
+_END_GRACE = 2.0
+"""Seconds for calls whose request has been aborted to send their last message."""
+
+
+_EXPECTED = (OSError, RequestError, RuntimeError, ValueError)
+"""What vLLM raises for a model or a configuration that cannot work; its message says enough."""
+
+
+class ExitCode(IntEnum):
+    """What the process's end means; listed in the README."""
+
+    OK = 0
+    """A stop signal, and a clean end."""
+    USAGE = 2
+    """Bad options."""
+    STARTUP = 3
+    """The address is taken, or the engine could not be started."""
+    ENGINE_DIED = 4
+    """The engine died while serving."""
+
+
+class Server:
+    """A tokenwire server."""
+
+    def __init__(self, config: ServerConfig, name: str, load: Callable[[], Engine]) -> None:
+        """Make a server; `run` starts it.
+
+        Args:
+            config: the server's own options.
+            name: the model's name, for messages.
+            load: builds the engine; called in a thread, since it blocks for the whole load.
+
+        """
+        self._config = config
+        self._name = name
+        self._load = load
+        self._servicer = EngineServicer(config)
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a stop signal or the engine's death; return the exit code."""
+        transport = Transport(self._config, self._servicer)
+        with self._signals():
+            try:
+                await transport.start()
+            except BindError as error:
+                return _fail(str(error))
+            try:
+                engine = await self._start_engine()
+                if engine is None:
+                    return ExitCode.OK if self._stop.is_set() else ExitCode.STARTUP
+                try:
+                    return await self._serve(transport, engine)
+                finally:
+                    await asyncio.to_thread(engine.shutdown)
+            finally:
+                await transport.stop(0)
+
+    async def _start_engine(self) -> Engine | None:
+        logger.info("loading %s", self._name)
+        loading = asyncio.create_task(asyncio.to_thread(self._load))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                logger.info("stopping while loading")
+                await self._end_load(loading)
+                return None
+            engine = await loading
+            await engine.start()
+        except Exception as error:  # whatever vLLM raises for a model that cannot be loaded
+            if not isinstance(error, _EXPECTED):
+                logger.exception("the load failed in an unforeseen way")
+            _fail(f"cannot load {self._name}: {_first_line(error)}")
+            return None
+        else:
+            return engine
+        finally:
+            stopping.cancel()
+
+    async def _end_load(self, loading: "asyncio.Task[Engine]") -> None:
+        # The thread cannot be interrupted, but it ends when the processes that it waits for do.
+        while not loading.done():
+            for child in multiprocessing.active_children():
+                child.terminate()
+            await asyncio.wait({loading}, timeout=_WATCH_INTERVAL)
+        with contextlib.suppress(Exception):
+            loading.result().shutdown()
+
+    async def _serve(self, transport: Transport, engine: Engine) -> int:
+        registry = Registry(engine)
+        self._servicer.serve(engine, registry)
+        await transport.set_serving(True)
+        # The line that people and scripts wait for.
+        print(f"tokenwire: serving {self._name} on {transport.address}", flush=True)  # noqa: T201
+        stats = asyncio.create_task(_log_stats(engine))
+        watch = asyncio.create_task(_wait_for_death(engine))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
+            died = watch.done()
+            await transport.set_serving(False)
+            if died:
+                logger.error("the engine has died; ending")
+                await transport.stop(_END_GRACE)
+                return ExitCode.ENGINE_DIED
+            await self._drain(transport, registry)
+            return ExitCode.OK
+        finally:
+            for task in (stats, watch, stop):
+                task.cancel()
+
+    async def _drain(self, transport: Transport, registry: Registry) -> None:
+        self._servicer.refuse_new()
+        if len(registry):
+            logger.info(
+                "draining: %d requests have %.0f s to finish; a second signal ends them now",
+                len(registry),
+                self._config.drain_timeout,
+            )
+        idle = asyncio.create_task(registry.idle())
+        now = asyncio.create_task(self._stop_now.wait())
+        await asyncio.wait({idle, now}, timeout=self._config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        now.cancel()
+        if aborted := await registry.abort_all():
+            logger.warning("aborted %d requests that had not finished", aborted)
+        await transport.stop(_END_GRACE)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+
+async def _wait_for_death(engine: Engine) -> None:
+    while True:
+        try:
+            engine.check_alive()
+        except RequestError:
+            return
+        await asyncio.sleep(_WATCH_INTERVAL)
+
+
+async def _log_stats(engine: Engine) -> None:
+    while True:
+        await asyncio.sleep(_STATS_INTERVAL)
+        await engine.log_stats()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _fail(message: str) -> int:
+    print(f"tokenwire: error: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    return ExitCode.STARTUP

@@ -1,0 +1,33 @@
+"""`tokenwire serve`: from the command line to an exit code."""
+
+import logging
+import os
+from collections.abc import Sequence
+
+# gRPC has threads before the engine process starts, and a fork of a process with threads can hang. Read at vLLM's import.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+import uvloop
+
+from tokenwire_server import arguments
+from tokenwire_server.engine.engine import Engine
+from tokenwire_server.lifecycle import Server
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the server until it ends and return its exit code."""
+    options = arguments.parse(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def load() -> Engine:
+        return Engine.build(
+            options.engine,
+            keep_tokenizer=options.keep_tokenizer,
+            direct_path=options.direct_path,
+            simulated=options.simulated,
+        )
+
+    async def run() -> int:
+        return await Server(options.server, options.engine.model, load).run()
+
+    return uvloop.run(run())

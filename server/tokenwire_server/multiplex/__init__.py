@@ -1,0 +1,1 @@
+"""Many requests on one stream: one message for each engine step."""

@@ -1,0 +1,125 @@
+"""The columns of a MultiplexStep, gathered until the stream sends them."""
+
+from collections.abc import Sequence
+
+from vllm.v1.outputs import LogprobsLists
+
+from tokenwire.v1 import generation_pb2, logprobs_pb2
+from tokenwire.v1 import multiplex_pb2 as pb
+from tokenwire_server.engine.outputs import LogprobColumns
+
+
+class StepColumns:
+    """What a stream's requests got since the last message."""
+
+    __slots__ = (
+        "_counts",
+        "_handles",
+        "_indexes",
+        "_logprob_entries",
+        "_logprobs",
+        "_token_ids",
+        "_top_ks",
+        "accepted",
+        "failed",
+        "finished",
+        "rejected",
+    )
+
+    def __init__(self) -> None:
+        self._handles: list[int] = []
+        # None as long as every entry has index 0, or one token.
+        self._indexes: list[int] | None = None
+        self._counts: list[int] | None = None
+        self._token_ids: list[int] = []
+        self._logprob_entries: list[int] = []
+        self._top_ks: list[int] = []
+        self._logprobs = LogprobColumns()
+        self.finished: list[pb.MultiplexFinish] = []
+        self.rejected: list[pb.MultiplexRejection] = []
+        self.accepted: list[pb.MultiplexAccepted] = []
+        self.failed: list[pb.MultiplexFailure] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens gathered."""
+        return len(self._token_ids)
+
+    def add(self, handle: int, token_ids: Sequence[int], index: int = 0) -> None:
+        """Append an entry."""
+        if self._indexes is not None:
+            self._indexes.append(index)
+        elif index:
+            self._indexes = [*[0] * len(self._handles), index]
+        count = len(token_ids)
+        if self._counts is not None:
+            self._counts.append(count)
+        elif count != 1:
+            self._counts = [*[1] * len(self._handles), count]
+        self._handles.append(handle)
+        self._token_ids += token_ids
+
+    def add_logprobs(self, lists: LogprobsLists, top_k: int) -> float:
+        """Append the engine's log probabilities of the last entry and return the sum of its tokens' own."""
+        total, width = self._logprobs.add(lists, top_k)
+        self._logprob_entries.append(len(self._handles) - 1)
+        self._top_ks.append(width)
+        return total
+
+    def add_converted_logprobs(self, message: logprobs_pb2.Logprobs) -> None:
+        """Append log probabilities of the last entry that are in the contract's form already."""
+        columns = self._logprobs
+        columns.logprobs += message.logprobs
+        columns.ranks += message.ranks
+        columns.top_token_ids += message.top_token_ids
+        columns.top_logprobs += message.top_logprobs
+        self._logprob_entries.append(len(self._handles) - 1)
+        self._top_ks.append(message.top_k)
+
+    def __bool__(self) -> bool:
+        return bool(self._handles or self.finished or self.rejected or self.accepted or self.failed)
+
+    def to_message(self) -> pb.MultiplexStep:
+        """Return the message; the columns are used up."""
+        step = pb.MultiplexStep(
+            handles=self._handles,
+            indexes=self._indexes,
+            token_counts=self._counts,
+            token_ids=self._token_ids,
+            finished=self.finished,
+            rejected=self.rejected,
+            accepted=self.accepted,
+            failed=self.failed,
+        )
+        if entries := self._logprob_entries:
+            columns = self._logprobs
+            step.logprobs.CopyFrom(
+                pb.MultiplexLogprobs(
+                    entries=None if len(entries) == len(self._handles) else entries,
+                    top_ks=self._top_ks,
+                    logprobs=columns.logprobs,
+                    ranks=columns.ranks,
+                    top_token_ids=columns.top_token_ids,
+                    top_logprobs=columns.top_logprobs,
+                )
+            )
+        return step
+
+
+def finish_of(handle: int, output: generation_pb2.SequenceOutput) -> pb.MultiplexFinish:
+    """Return the finish that a sequence's last output in the form of a call of its own tells."""
+    finish = pb.MultiplexFinish(
+        handle=handle,
+        index=output.index,
+        finish_reason=output.finish_reason,
+        weight_versions=output.weight_versions,
+    )
+    if output.HasField("stop_token_id"):
+        finish.stop_token_id = output.stop_token_id
+    if output.logprobs.HasField("cumulative_logprob"):
+        finish.cumulative_logprob = output.logprobs.cumulative_logprob
+    if output.HasField("routed_experts"):
+        finish.routed_experts.CopyFrom(output.routed_experts)
+    if output.HasField("speculative_decoding"):
+        finish.speculative_decoding.CopyFrom(output.speculative_decoding)
+    return finish

@@ -1,0 +1,149 @@
+"""A request of a Multiplex stream."""
+
+from collections.abc import Callable
+
+from vllm.v1.outputs import LogprobsLists
+
+from tokenwire.v1 import generation_pb2, logprobs_pb2
+from tokenwire.v1 import multiplex_pb2 as pb
+from tokenwire_server.engine.outputs import Chunk, Closing, Ending, fill_ending
+from tokenwire_server.engine.sink import Sink
+from tokenwire_server.errors import RequestError
+from tokenwire_server.multiplex.columns import finish_of
+from tokenwire_server.multiplex.pending import Pending
+
+
+class HandleSink(Sink):
+    """Puts the outputs of one handle into its stream's columns."""
+
+    __slots__ = (
+        "_accepted",
+        "_completion_tokens",
+        "_cumulative",
+        "_masks",
+        "_on_end",
+        "_pending",
+        "_prompt_tokens",
+        "handle",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        handle: int,
+        request_id: str,
+        prompt_tokens: int,
+        pending: Pending,
+        on_end: Callable[["HandleSink", list[pb.MultiplexFinish]], None],
+    ) -> None:
+        """Make the sink of a handle.
+
+        Args:
+            handle: the handle.
+            request_id: the request's id.
+            prompt_tokens: length of its prompt, in tokens.
+            pending: what the stream is to send.
+            on_end: called with the last finishes, before they go to `pending`, or with none at a failure.
+
+        """
+        super().__init__()
+        self.handle = handle
+        self.request_id = request_id
+        self._prompt_tokens = prompt_tokens
+        self._pending = pending
+        self._on_end = on_end
+        self._accepted = False
+        self._completion_tokens = 0
+        self._cumulative = 0.0
+        self._masks: dict[int, generation_pb2.SamplingMask] = {}
+
+    def accept(self) -> None:
+        """Tell the caller that the request was admitted, unless it was told."""
+        if not self._accepted:
+            self._accepted = True
+            accepted = pb.MultiplexAccepted(handle=self.handle, request_id=self.request_id)
+            self._pending.columns.accepted.append(accepted)
+            self._pending.mark()
+
+    def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
+        """Take tokens of the direct path."""
+        if not self._accepted:
+            self.accept()
+        if token_ids:
+            pending = self._pending
+            pending.columns.add(self.handle, token_ids)
+            if logprobs is not None and self.top_k is not None:
+                self._cumulative += pending.columns.add_logprobs(logprobs, self.top_k)
+            if not pending.marked:
+                pending.mark()
+
+    def end(self, ending: Ending, closing: Closing) -> None:
+        """Take the end of the direct path."""
+        finish = pb.MultiplexFinish(handle=self.handle)
+        fill_ending(finish, ending)
+        if self.top_k is not None:
+            finish.cumulative_logprob = self._cumulative
+        self._completion_tokens = self.num_tokens
+        self._close([finish], closing)
+
+    def take(self, chunk: Chunk) -> None:
+        """Take an output of the ordinary path."""
+        self.accept()
+        pending = self._pending
+        if chunk.prompt_logprobs is not None:
+            self._take_prompt_logprobs(chunk.prompt_logprobs)
+        finishes = []
+        for output in chunk.outputs:
+            if output.token_ids:
+                self._completion_tokens += len(output.token_ids)
+                pending.columns.add(self.handle, output.token_ids, output.index)
+                if output.HasField("logprobs"):
+                    pending.columns.add_converted_logprobs(output.logprobs)
+            if output.HasField("sampling_mask"):
+                mask = self._masks.setdefault(output.index, generation_pb2.SamplingMask())
+                mask.counts.extend(output.sampling_mask.counts)
+                mask.token_ids += output.sampling_mask.token_ids
+            if output.finish_reason:
+                finish = finish_of(self.handle, output)
+                if output.index in self._masks:
+                    finish.sampling_mask.CopyFrom(self._masks.pop(output.index))
+                finishes.append(finish)
+        if chunk.closing is not None:
+            self._close(finishes, chunk.closing)
+        elif finishes:
+            pending.finish(self.handle, finishes)
+        pending.mark()
+
+    def end_on_arrival(self, sequences: int) -> None:
+        """End a request whose id an abort has asked to remember."""
+        self.accept()
+        finishes = [
+            pb.MultiplexFinish(handle=self.handle, index=i, finish_reason=generation_pb2.FINISH_REASON_ABORT)
+            for i in range(sequences)
+        ]
+        self._close(finishes, Closing())
+
+    def fail(self, error: RequestError) -> None:
+        """Take the failure of the request."""
+        self._on_end(self, [])
+        self._pending.fail(self.handle, error)
+
+    def _take_prompt_logprobs(self, message: logprobs_pb2.PromptLogprobs) -> None:
+        self._pending.add_prompt_logprobs(self.handle, message)
+
+    def _close(self, finishes: list[pb.MultiplexFinish], closing: Closing) -> None:
+        last = finishes[-1]
+        last.last = True
+        last.usage.prompt_tokens = self._prompt_tokens
+        last.usage.completion_tokens = self._completion_tokens
+        # Before a request's first token the engine has not told, and vLLM's count is a mere 0.
+        if closing.cached_tokens is not None and self._completion_tokens:
+            last.usage.cached_tokens = closing.cached_tokens
+        if closing.timing is not None:
+            last.timing.CopyFrom(closing.timing)
+        if closing.kv_transfer_params_json is not None:
+            last.kv_transfer_params_json = closing.kv_transfer_params_json
+        if closing.ec_transfer_params_json is not None:
+            last.ec_transfer_params_json = closing.ec_transfer_params_json
+        self._on_end(self, finishes)
+        self._pending.finish(self.handle, finishes)

@@ -1,0 +1,114 @@
+"""What a Multiplex stream is to send, and when."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from tokenwire.v1 import engine_service_pb2, error_pb2, logprobs_pb2
+from tokenwire.v1 import multiplex_pb2 as pb
+from tokenwire_server.errors import RequestError
+from tokenwire_server.multiplex.columns import StepColumns
+from tokenwire_server.multiplex.prompt_logprobs import parts
+
+
+class Pending:
+    """Gathers a stream's events into messages: one for each engine step, fewer and larger where the reader is slow."""
+
+    def __init__(self, at_step_end: Callable[[Callable[[], None]], None]) -> None:
+        """Make the stream's pending messages.
+
+        Args:
+            at_step_end: calls back once the outputs of the running engine step are all there.
+
+        """
+        self._at_step_end = at_step_end
+        self.columns = StepColumns()
+        self.marked = False
+        """Whether a wake-up is on its way or the reader has been woken."""
+        self._parts: deque[pb.MultiplexPromptLogprobs] = deque()
+        self._parts_left: dict[int, int] = {}
+        self._held: dict[int, list[pb.MultiplexFinish]] = {}
+        self._part_turn = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def mark(self) -> None:
+        """Note that there is something to send."""
+        if not self.marked:
+            self.marked = True
+            self._at_step_end(self.wake)
+
+    def wake(self) -> None:
+        """Wake the sender."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def finish(self, handle: int, finishes: list[pb.MultiplexFinish]) -> None:
+        """Add ends of sequences; they wait for the request's prompt log probabilities."""
+        if handle in self._parts_left:
+            self._held.setdefault(handle, []).extend(finishes)
+        else:
+            self.columns.finished += finishes
+        self.mark()
+
+    def reject(self, handle: int, error: RequestError) -> None:
+        """Add the refusal of a submit or an abort."""
+        self.columns.rejected.append(pb.MultiplexRejection(handle=handle, status=to_error_status(error)))
+        self.mark()
+
+    def fail(self, handle: int, error: RequestError) -> None:
+        """Add the failure of a request; what is left of its prompt log probabilities is dropped."""
+        if self._parts_left.pop(handle, None):
+            self._parts = deque(part for part in self._parts if part.handle != handle)
+            self._held.pop(handle, None)
+        self.columns.failed.append(pb.MultiplexFailure(handle=handle, status=to_error_status(error)))
+        self.mark()
+
+    def add_prompt_logprobs(self, handle: int, message: logprobs_pb2.PromptLogprobs) -> None:
+        """Add a request's prompt log probabilities."""
+        new = list(parts(handle, message))
+        self._parts += new
+        self._parts_left[handle] = self._parts_left.get(handle, 0) + len(new)
+        self.mark()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that wait to be sent."""
+        return self.columns.num_tokens
+
+    def take(self) -> engine_service_pb2.MultiplexResponse | None:
+        """Return the next message; None where there is nothing to send."""
+        # In turns, so that neither holds up the other.
+        if self._parts and (self._part_turn or not self.columns):
+            self._part_turn = False
+            return engine_service_pb2.MultiplexResponse(prompt_logprobs=self._take_part())
+        if not self.columns:
+            self.marked = False
+            return None
+        self._part_turn = True
+        columns, self.columns = self.columns, StepColumns()
+        self.marked = bool(self._parts)
+        return engine_service_pb2.MultiplexResponse(step=columns.to_message())
+
+    def _take_part(self) -> pb.MultiplexPromptLogprobs:
+        part = self._parts.popleft()
+        self._parts_left[part.handle] -= 1
+        if not self._parts_left[part.handle]:
+            del self._parts_left[part.handle]
+            self.columns.finished += self._held.pop(part.handle, [])
+        return part
+
+    async def wait(self) -> None:
+        """Wait until there may be something to send."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+
+def to_error_status(error: RequestError) -> error_pb2.ErrorStatus:
+    """Return an error as the contract tells it inside a stream."""
+    number: int = error.code.value[0]
+    status = error_pb2.ErrorStatus(code=number, reason=error.reason, message=error.message)
+    for field, description in error.violations:
+        status.field_violations.add(field=field, description=description)
+    if (delay := error.retry_delay) is not None:
+        status.retry_delay.FromNanoseconds(int(delay * 1e9))
+    return status

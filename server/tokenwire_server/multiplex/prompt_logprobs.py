@@ -1,0 +1,28 @@
+"""Prompt log probabilities in parts that do not hold up the stream's other requests."""
+
+from collections.abc import Iterator
+
+from tokenwire.v1 import logprobs_pb2
+from tokenwire.v1 import multiplex_pb2 as pb
+
+_VALUES_PER_PART = 16_384
+"""Further ids and values in one part: about 150 kB."""
+
+
+def parts(handle: int, message: logprobs_pb2.PromptLogprobs) -> Iterator[pb.MultiplexPromptLogprobs]:
+    """Cut a request's prompt log probabilities into messages, in order."""
+    k = message.top_k
+    positions = max(1, _VALUES_PER_PART // max(1, k))
+    total = len(message.logprobs)
+    for start in range(0, total, positions) or (0,):
+        end = min(start + positions, total)
+        part = pb.MultiplexPromptLogprobs(handle=handle)
+        part.prompt_logprobs.offset = message.offset + start
+        part.prompt_logprobs.top_k = k
+        part.prompt_logprobs.logprobs.extend(message.logprobs[start:end])
+        part.prompt_logprobs.ranks.extend(message.ranks[start:end])
+        part.prompt_logprobs.top_token_ids.extend(message.top_token_ids[start * k : end * k])
+        part.prompt_logprobs.top_logprobs.extend(message.top_logprobs[start * k : end * k])
+        if end == total:
+            part.prompt_logprobs.token_id_logprobs.extend(message.token_id_logprobs)
+        yield part

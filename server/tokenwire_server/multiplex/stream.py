@@ -1,0 +1,137 @@
+"""A Multiplex stream: its caller's actions in, its requests' events out."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from tokenwire._contract import Reason
+from tokenwire.v1 import engine_service_pb2 as pb
+from tokenwire.v1 import generation_pb2, multiplex_pb2
+from tokenwire_server.admission import admit, number_of_sequences
+from tokenwire_server.engine.engine import Engine
+from tokenwire_server.errors import RequestError, Violation, invalid_field
+from tokenwire_server.multiplex.handle import HandleSink
+from tokenwire_server.multiplex.pending import Pending
+from tokenwire_server.registry import Registry
+
+_PAUSE_EVERY = 8
+"""Submits after which the event loop gets a turn, so that a burst does not hold up running requests."""
+
+
+class MultiplexStream:
+    """One caller's stream. `run` yields its messages; leaving it lets go of all its requests, in one engine call."""
+
+    def __init__(self, engine: Engine, registry: Registry, *, check: Callable[[], None], max_requests: int) -> None:
+        """Make a stream.
+
+        Args:
+            engine: the engine.
+            registry: the registry of live requests.
+            check: raises the RequestError of a server that takes no requests now.
+            max_requests: most live requests.
+
+        """
+        self._engine = engine
+        self._registry = registry
+        self._check = check
+        self._max_requests = max_requests
+        self._handles: dict[int, HandleSink] = {}
+        self._pending = Pending(engine.at_step_end)
+        self._half_closed = False
+
+    async def run(self, actions: AsyncIterator[pb.MultiplexRequest]) -> AsyncGenerator[pb.MultiplexResponse, None]:
+        """Act on the caller's messages and yield the stream's own, until the caller is done and its requests are too."""
+        reader = asyncio.create_task(self._read(actions))
+        reader.add_done_callback(lambda _: self._pending.wake())
+        try:
+            while True:
+                message = self._pending.take()
+                if message is not None:
+                    yield message
+                elif reader.done() and not (self._half_closed and self._handles):
+                    # What ended the reader early ends the stream.
+                    await reader
+                    return
+                else:
+                    await self._pending.wait()
+        finally:
+            reader.cancel()
+            self._drop_all()
+
+    def _drop_all(self) -> None:
+        live = (self._registry.find(sink.request_id) for sink in self._handles.values())
+        self._registry.drop(*(request for request in live if request is not None))
+        self._handles.clear()
+
+    async def _read(self, actions: AsyncIterator[pb.MultiplexRequest]) -> None:
+        count = 0
+        async for action in actions:
+            match action.WhichOneof("action"):
+                case "submit":
+                    await self._submit(action.submit)
+                case "abort":
+                    self._abort(action.abort)
+                case _:
+                    self._pending.reject(0, invalid_field("action", "must be set to an action that this server knows"))
+            count += 1
+            if count % _PAUSE_EVERY == 0:
+                await asyncio.sleep(0)
+        self._half_closed = True
+
+    async def _submit(self, submit: multiplex_pb2.MultiplexSubmit) -> None:
+        handle, message = submit.handle, submit.input
+        if handle in self._handles:
+            reason = f"submit.handle: a live request of this stream has the handle {handle}; it goes on"
+            violation = Violation("submit.handle", "must differ from the handles of all live requests of the stream")
+            self._pending.reject(handle, RequestError(Reason.HANDLE_IN_USE, reason, (violation,)))
+            return
+        if not message.request_id:
+            message.request_id = uuid.uuid4().hex
+        sink = HandleSink(handle, message.request_id, len(message.prompt_token_ids), self._pending, self._on_end)
+        self._handles[handle] = sink
+        try:
+            self._check_submit(submit)
+            live = await admit(self._engine, self._registry, message, sink, stream=True, path="submit.input")
+        except RequestError as error:
+            del self._handles[handle]
+            self._pending.reject(handle, error)
+            return
+        if sink.internal_id:
+            sink.accept()
+        else:
+            assert live.outcome is not None
+            sink.end_on_arrival(number_of_sequences(message))
+
+    def _check_submit(self, submit: multiplex_pb2.MultiplexSubmit) -> None:
+        self._check()
+        if len(self._handles) > self._max_requests:
+            raise RequestError(
+                Reason.QUEUE_FULL, f"the stream has its most live requests, {self._max_requests}; open another one"
+            )
+        if not submit.HasField("input"):
+            raise invalid_field("submit.input", "must be set")
+
+    def _abort(self, abort: multiplex_pb2.MultiplexAbort) -> None:
+        requests = []
+        for handle in abort.handles:
+            sink = self._handles.get(handle)
+            live = None if sink is None else self._registry.find(sink.request_id)
+            if live is None:
+                error = RequestError(Reason.UNKNOWN_HANDLE, f"no live request of this stream has the handle {handle}")
+                self._pending.reject(handle, error)
+            else:
+                requests.append(live)
+        if not abort.handles:
+            self._pending.reject(0, invalid_field("abort.handles", "must name at least one handle"))
+        self._registry.abort_soon(requests)
+
+    def _on_end(self, sink: HandleSink, finishes: list[multiplex_pb2.MultiplexFinish]) -> None:
+        """Settle a request before its caller is told, so that it may use handle and id again at once."""
+        if self._handles.get(sink.handle) is sink:
+            del self._handles[sink.handle]
+        if (live := self._registry.find(sink.request_id)) is None or live.sink is not sink:
+            return
+        for finish in finishes:
+            if finish.finish_reason == generation_pb2.FINISH_REASON_ABORT and live.cut_short is not None:
+                finish.finish_reason = live.cut_short
+        self._registry.finish(live, [finish.finish_reason for finish in finishes])

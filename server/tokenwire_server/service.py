@@ -1,0 +1,121 @@
+"""The RPC methods: thin, each says in order what happens to a call."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import grpc
+
+from tokenwire._contract import Reason
+from tokenwire.v1 import engine_service_pb2 as pb
+from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer
+from tokenwire_server import errors, responses, validation
+from tokenwire_server.call import Call
+from tokenwire_server.config import ServerConfig
+from tokenwire_server.engine.engine import Engine
+from tokenwire_server.errors import RequestError
+from tokenwire_server.multiplex.stream import MultiplexStream
+from tokenwire_server.registry import Registry
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Serving(NamedTuple):
+    engine: Engine
+    registry: Registry
+
+
+class EngineServicer(EngineServiceServicer):
+    """`tokenwire.v1.EngineService` over an engine, which comes once it has loaded."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._serving: _Serving | None = None
+        self._draining = False
+
+    def serve(self, engine: Engine, registry: Registry) -> None:
+        """Answer requests from now on."""
+        self._serving = _Serving(engine, registry)
+
+    def refuse_new(self) -> None:
+        """Refuse new requests from now on; running ones go on."""
+        self._draining = True
+
+    async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
+        """Continue a prompt and answer once."""
+        async with errors.boundary(context, "Generate"):
+            with self._call(request, stream=False) as call:
+                request_id = await call.start()
+                return responses.unary(request.input, request_id, await call.next())
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: _Context
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """Continue a prompt and answer as tokens come."""
+        async with errors.boundary(context, "GenerateStream"):
+            with self._call(request, stream=True) as call:
+                stream = responses.Stream(request.input, await call.start())
+                finished = False
+                while not finished:
+                    chunk = await call.next()
+                    finished = chunk.closing is not None
+                    yield stream.next(chunk)
+
+    async def Multiplex(
+        self, request_iterator: AsyncIterator[pb.MultiplexRequest], context: _Context
+    ) -> AsyncIterator[pb.MultiplexResponse]:
+        """Carry many requests on one stream."""
+        async with errors.boundary(context, "Multiplex"):
+            serving = self._accepting()
+            stream = MultiplexStream(
+                serving.engine,
+                serving.registry,
+                check=self._check_accepting,
+                max_requests=self._config.max_requests_per_stream,
+            )
+            async with contextlib.aclosing(stream.run(request_iterator)) as messages:
+                async for message in messages:
+                    yield message
+
+    async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
+        """Abort requests by their ids."""
+        async with errors.boundary(context, "Abort"):
+            remember_seconds = validation.check_abort(request)
+            outcomes = await self._ready().registry.abort(request.request_ids, remember_seconds)
+            response = pb.AbortResponse()
+            for request_id, outcome in zip(request.request_ids, outcomes, strict=True):
+                response.results.add(request_id=request_id, outcome=outcome)
+            return response
+
+    async def GetEngineInfo(
+        self,
+        request: pb.GetEngineInfoRequest,  # noqa: ARG002  # the contract's request is empty
+        context: _Context,
+    ) -> pb.GetEngineInfoResponse:
+        """Say what the engine is and can do."""
+        async with errors.boundary(context, "GetEngineInfo"):
+            info = self._ready().engine.info()
+            info.limits.max_receive_message_bytes = self._config.max_receive_message_bytes
+            info.limits.max_send_message_bytes = self._config.max_send_message_bytes
+            return pb.GetEngineInfoResponse(info=info)
+
+    def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, *, stream: bool) -> Call:
+        if not request.HasField("input"):
+            raise errors.invalid_field("input", "must be set")
+        serving = self._accepting()
+        return Call(serving.engine, serving.registry, request.input, stream=stream)
+
+    def _check_accepting(self) -> None:
+        self._accepting()
+
+    def _accepting(self) -> _Serving:
+        if self._draining:
+            raise RequestError(Reason.DRAINING, "the server is shutting down; send the request to another one")
+        serving = self._ready()
+        serving.engine.check_alive()
+        return serving
+
+    def _ready(self) -> _Serving:
+        if self._serving is None:
+            raise RequestError(Reason.ENGINE_LOADING, "the engine is still loading; health tells when it is ready")
+        return self._serving
