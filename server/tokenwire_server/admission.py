@@ -1,14 +1,24 @@
 """Taking a request in: the same steps for every RPC."""
 
+from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server import validation
 from tokenwire_server.engine.engine import Engine
+from tokenwire_server.engine.request import EngineRequest
 from tokenwire_server.engine.sink import Sink
+from tokenwire_server.errors import RequestError, Violation
 from tokenwire_server.registry import LiveRequest, Registry
 
 
 async def admit(
-    engine: Engine, registry: Registry, message: pb.GenerationInput, sink: Sink, *, stream: bool, path: str
+    engine: Engine,
+    registry: Registry,
+    message: pb.GenerationInput,
+    sink: Sink,
+    *,
+    stream: bool,
+    path: str,
+    max_message_bytes: int | None = None,
 ) -> LiveRequest:
     """Check a request, register it and hand it to the engine.
 
@@ -19,6 +29,7 @@ async def admit(
         sink: where its outputs go.
         stream: whether outputs are wanted as they come, rather than all together.
         path: path of `message` in the request message, for errors.
+        max_message_bytes: what one message may hold, where the prompt's log probabilities come in one; None where not.
 
     Returns:
         The registered request. Where an abort has asked to remember its id, its outcome is set already, and it is not
@@ -33,6 +44,8 @@ async def admit(
     if message.HasField("max_time"):
         seconds = validation.positive_seconds(message.max_time, f"{path}.max_time")
     request = engine.request(message, message.request_id, stream=stream, path=path)
+    if max_message_bytes is not None:
+        _check_size(request, engine.limits.vocab_size, max_message_bytes, path)
     live = registry.open(message.request_id, sink, f"{path}.request_id")
     if live.outcome is not None:
         return live
@@ -51,3 +64,20 @@ async def admit(
 def number_of_sequences(message: pb.GenerationInput) -> int:
     """Return a request's n."""
     return message.sampling_params.n if message.sampling_params.HasField("n") else 1
+
+
+def _check_size(request: EngineRequest, vocab_size: int, max_bytes: int, path: str) -> None:
+    """Refuse prompt log probabilities that could not be sent, before the engine computes them."""
+    k = request.params.prompt_logprobs
+    if k is None:
+        return
+    k = vocab_size if k < 0 else k
+    # A value takes four bytes, an id or a rank at least one.
+    size = (len(request.prompt_token_ids) - 1) * (k + 1) * 5
+    if size > max_bytes:
+        raise RequestError(
+            Reason.MESSAGE_TOO_LARGE,
+            f"{path}.sampling_params.prompt_logprobs: at least {size} bytes of log probabilities do not fit a message of"
+            f" {max_bytes}; ask for fewer, use Multiplex, or start the server with --max-send-message-bytes",
+            (Violation(f"{path}.sampling_params.prompt_logprobs", "asks for more than one message may hold"),),
+        )

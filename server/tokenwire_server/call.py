@@ -8,20 +8,32 @@ from tokenwire_server.admission import admit, number_of_sequences
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.outputs import Chunk, Closing
 from tokenwire_server.engine.sink import CallSink
+from tokenwire_server.errors import RequestError
 from tokenwire_server.registry import LiveRequest, Registry
+from tokenwire_server.slow_readers import Reader
 
 
-class Call:
+class Call(Reader):
     """A request's call. Leaving its block lets go of the request, in the engine too, however the block is left.
 
     `start` admits the request; `next` then returns its outputs, up to the one with `closing`.
     """
 
-    def __init__(self, engine: Engine, registry: Registry, message: pb.GenerationInput, *, stream: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        registry: Registry,
+        message: pb.GenerationInput,
+        *,
+        stream: bool,
+        max_message_bytes: int,
+    ) -> None:
+        super().__init__()
         self._engine = engine
         self._registry = registry
         self._message = message
         self._stream = stream
+        self._max_message_bytes = max_message_bytes
         self._sink = CallSink(stream=stream)
         self._live: LiveRequest | None = None
 
@@ -42,7 +54,13 @@ class Call:
 
         """
         self._live = await admit(
-            self._engine, self._registry, self._message, self._sink, stream=self._stream, path="input"
+            self._engine,
+            self._registry,
+            self._message,
+            self._sink,
+            stream=self._stream,
+            path="input",
+            max_message_bytes=self._max_message_bytes,
         )
         return self._live.request_id
 
@@ -66,6 +84,16 @@ class Call:
             # Before the caller is told, so that it may use the id again at once.
             self._registry.finish(live, [output.finish_reason for output in chunk.outputs])
         return chunk
+
+    def waiting(self) -> int:
+        """Return the number of values that wait to be written."""
+        return self._sink.waiting()
+
+    def give_up(self, error: RequestError) -> None:
+        """Let go of the request and fail with the error."""
+        if self._live is not None:
+            self._registry.drop(self._live)
+        self._sink.discard(error)
 
     def _ended_on_arrival(self) -> Chunk:
         # An abort has asked to remember this id.

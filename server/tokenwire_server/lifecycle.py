@@ -123,6 +123,7 @@ class Server:
         print(f"tokenwire: serving {self._name} on {transport.address}", flush=True)  # noqa: T201
         stats = asyncio.create_task(_log_stats(engine))
         watch = asyncio.create_task(_wait_for_death(engine))
+        readers = asyncio.create_task(self._servicer.watch_readers())
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +136,7 @@ class Server:
             await self._drain(transport, registry)
             return ExitCode.OK
         finally:
-            for task in (stats, watch, stop):
+            for task in (stats, watch, readers, stop):
                 task.cancel()
 
     async def _drain(self, transport: Transport, registry: Registry) -> None:

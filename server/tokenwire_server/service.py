@@ -1,6 +1,7 @@
 """The RPC methods: thin, each says in order what happens to a call."""
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError
 from tokenwire_server.multiplex.stream import MultiplexStream
 from tokenwire_server.registry import Registry
+from tokenwire_server.slow_readers import SlowReaders
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,12 +32,17 @@ class EngineServicer(EngineServiceServicer):
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._slow_readers = SlowReaders(config.slow_reader_timeout)
         self._serving: _Serving | None = None
         self._draining = False
 
     def serve(self, engine: Engine, registry: Registry) -> None:
         """Answer requests from now on."""
         self._serving = _Serving(engine, registry)
+
+    async def watch_readers(self) -> None:
+        """End streams that are not read, until cancelled."""
+        await self._slow_readers.run()
 
     def refuse_new(self) -> None:
         """Refuse new requests from now on; running ones go on."""
@@ -53,13 +60,16 @@ class EngineServicer(EngineServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """Continue a prompt and answer as tokens come."""
         async with errors.boundary(context, "GenerateStream"):
-            with self._call(request, stream=True) as call:
+            with self._call(request, stream=True) as call, self._slow_readers.watch(call):
                 stream = responses.Stream(request.input, await call.start())
                 finished = False
                 while not finished:
                     chunk = await call.next()
                     finished = chunk.closing is not None
-                    yield stream.next(chunk)
+                    message = stream.next(chunk)
+                    call.blocked_since = time.monotonic()
+                    yield message
+                    call.blocked_since = None
 
     async def Multiplex(
         self, request_iterator: AsyncIterator[pb.MultiplexRequest], context: _Context
@@ -73,9 +83,10 @@ class EngineServicer(EngineServiceServicer):
                 check=self._check_accepting,
                 max_requests=self._config.max_requests_per_stream,
             )
-            async with contextlib.aclosing(stream.run(request_iterator)) as messages:
-                async for message in messages:
-                    yield message
+            with self._slow_readers.watch(stream):
+                async with contextlib.aclosing(stream.run(request_iterator)) as messages:
+                    async for message in messages:
+                        yield message
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
         """Abort requests by their ids."""
@@ -103,7 +114,13 @@ class EngineServicer(EngineServiceServicer):
         if not request.HasField("input"):
             raise errors.invalid_field("input", "must be set")
         serving = self._accepting()
-        return Call(serving.engine, serving.registry, request.input, stream=stream)
+        return Call(
+            serving.engine,
+            serving.registry,
+            request.input,
+            stream=stream,
+            max_message_bytes=self._config.max_send_message_bytes,
+        )
 
     def _check_accepting(self) -> None:
         self._accepting()

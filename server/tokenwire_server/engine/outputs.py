@@ -136,6 +136,10 @@ class LogprobColumns:
         self.top_token_ids: list[int] = []
         self.top_logprobs: list[float] = []
 
+    def __len__(self) -> int:
+        """Return the number of values held."""
+        return 2 * (len(self.logprobs) + len(self.top_logprobs))
+
     def add(self, lists: LogprobsLists, top_k: int) -> tuple[float, int]:
         """Append the engine's arrays for one output.
 

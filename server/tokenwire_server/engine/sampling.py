@@ -114,8 +114,10 @@ def _finite_positive(value: float, _limits: RequestLimits, field: str) -> tuple[
 
 def _ids(values: Iterable[int], limits: RequestLimits, field: str) -> list[int]:
     ids = list(values)
-    if ids and max(ids) >= limits.vocab_size:
-        raise invalid_field(field, f"must hold ids below the vocabulary's size, {limits.vocab_size}, got {max(ids)}")
+    if ids and (highest := max(ids)) >= limits.vocab_size:
+        raise invalid_field(
+            f"{field}[{ids.index(highest)}]", f"must be below the vocabulary's size, {limits.vocab_size}, got {highest}"
+        )
     return ids
 
 
@@ -124,15 +126,18 @@ def _repeated_ids(value: Iterable[int], limits: RequestLimits, field: str) -> tu
 
 
 def _wrapped_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple[str, list[int]]:
-    ids = _ids(value.token_ids, limits, field)
+    ids = _ids(value.token_ids, limits, f"{field}.token_ids")
     if not ids:
-        raise invalid_field(field, "must hold at least one id; leave it out for none")
+        raise invalid_field(f"{field}.token_ids", "must hold at least one id; leave the field out for none")
     return field.rpartition(".")[2], ids
 
 
 def _logit_bias(value: dict[int, float], limits: RequestLimits, field: str) -> tuple[str, dict[int, float]]:
     biases = dict(value)
-    _ids(biases, limits, field)
+    if biases and (highest := max(biases)) >= limits.vocab_size:
+        raise invalid_field(
+            f"{field}[{highest}]", f"must be below the vocabulary's size, {limits.vocab_size}, got {highest}"
+        )
     if any(bias != bias for bias in biases.values()):  # noqa: PLR0124  # NaN alone differs from itself
         raise invalid_field(field, "must not hold NaN")
     # The same limits as in vLLM's SamplingParams.from_optional.

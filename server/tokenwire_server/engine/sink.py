@@ -152,6 +152,7 @@ class CallSink(Sink):
         "_chunk",
         "_closing",
         "_cumulative",
+        "_discarded",
         "_ending",
         "_error",
         "_fed",
@@ -180,6 +181,7 @@ class CallSink(Sink):
         self._closing: Closing | None = None
         self._chunk: Chunk | None = None
         self._error: RequestError | None = None
+        self._discarded: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
@@ -215,6 +217,24 @@ class CallSink(Sink):
         self._error = error
         self._wake()
 
+    def waiting(self) -> int:
+        """Return the number of values that wait to be read."""
+        chunk = self._chunk
+        values = len(self._token_ids) + len(self._logprobs)
+        if chunk is not None:
+            values += sum(
+                len(output.token_ids) + 2 * (len(output.logprobs.logprobs) + len(output.logprobs.top_logprobs))
+                for output in chunk.outputs
+            )
+        return values
+
+    def discard(self, error: RequestError) -> None:
+        """Drop what waits and what still comes; the next read raises the error."""
+        self._discarded = error
+        self._token_ids = []
+        self._logprobs = LogprobColumns()
+        self._chunk = None
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -227,6 +247,8 @@ class CallSink(Sink):
 
         """
         while True:
+            if self._discarded is not None:
+                raise self._discarded
             if self._fed:
                 return self._take_fed()
             if self._chunk is not None:

@@ -40,10 +40,9 @@ class StepColumns:
         self.accepted: list[pb.MultiplexAccepted] = []
         self.failed: list[pb.MultiplexFailure] = []
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens gathered."""
-        return len(self._token_ids)
+    def waiting(self) -> int:
+        """Return the number of values gathered."""
+        return 2 * len(self._handles) + len(self._token_ids) + len(self._logprobs)
 
     def add(self, handle: int, token_ids: Sequence[int], index: int = 0) -> None:
         """Append an entry."""

@@ -70,10 +70,9 @@ class Pending:
         self._parts_left[handle] = self._parts_left.get(handle, 0) + len(new)
         self.mark()
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens that wait to be sent."""
-        return self.columns.num_tokens
+    def waiting(self) -> int:
+        """Return the number of values that wait to be sent, prompt log probabilities left out."""
+        return self.columns.waiting()
 
     def take(self) -> engine_service_pb2.MultiplexResponse | None:
         """Return the next message; None where there is nothing to send."""

@@ -1,6 +1,7 @@
 """A Multiplex stream: its caller's actions in, its requests' events out."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -10,15 +11,17 @@ from tokenwire.v1 import generation_pb2, multiplex_pb2
 from tokenwire_server.admission import admit, number_of_sequences
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, Violation, invalid_field
+from tokenwire_server.multiplex.columns import StepColumns
 from tokenwire_server.multiplex.handle import HandleSink
 from tokenwire_server.multiplex.pending import Pending
 from tokenwire_server.registry import Registry
+from tokenwire_server.slow_readers import Reader
 
 _PAUSE_EVERY = 8
 """Submits after which the event loop gets a turn, so that a burst does not hold up running requests."""
 
 
-class MultiplexStream:
+class MultiplexStream(Reader):
     """One caller's stream. `run` yields its messages; leaving it lets go of all its requests, in one engine call."""
 
     def __init__(self, engine: Engine, registry: Registry, *, check: Callable[[], None], max_requests: int) -> None:
@@ -31,6 +34,7 @@ class MultiplexStream:
             max_requests: most live requests.
 
         """
+        super().__init__()
         self._engine = engine
         self._registry = registry
         self._check = check
@@ -38,6 +42,7 @@ class MultiplexStream:
         self._handles: dict[int, HandleSink] = {}
         self._pending = Pending(engine.at_step_end)
         self._half_closed = False
+        self._given_up: RequestError | None = None
 
     async def run(self, actions: AsyncIterator[pb.MultiplexRequest]) -> AsyncGenerator[pb.MultiplexResponse, None]:
         """Act on the caller's messages and yield the stream's own, until the caller is done and its requests are too."""
@@ -45,9 +50,13 @@ class MultiplexStream:
         reader.add_done_callback(lambda _: self._pending.wake())
         try:
             while True:
+                if self._given_up is not None:
+                    raise self._given_up
                 message = self._pending.take()
                 if message is not None:
+                    self.blocked_since = time.monotonic()
                     yield message
+                    self.blocked_since = None
                 elif reader.done() and not (self._half_closed and self._handles):
                     # What ended the reader early ends the stream.
                     await reader
@@ -57,6 +66,16 @@ class MultiplexStream:
         finally:
             reader.cancel()
             self._drop_all()
+
+    def waiting(self) -> int:
+        """Return the number of values that wait to be written."""
+        return self._pending.waiting()
+
+    def give_up(self, error: RequestError) -> None:
+        """Let go of all requests and fail with the error."""
+        self._given_up = error
+        self._drop_all()
+        self._pending.columns = StepColumns()
 
     def _drop_all(self) -> None:
         live = (self._registry.find(sink.request_id) for sink in self._handles.values())
@@ -103,6 +122,8 @@ class MultiplexStream:
             sink.end_on_arrival(number_of_sequences(message))
 
     def _check_submit(self, submit: multiplex_pb2.MultiplexSubmit) -> None:
+        if self._given_up is not None:
+            raise self._given_up
         self._check()
         if len(self._handles) > self._max_requests:
             raise RequestError(

@@ -1,0 +1,83 @@
+"""Ending streams whose callers have stopped reading.
+
+A stream's generator stands still while a message of it cannot be written. It notes since when, which costs next to
+nothing, and one task looks at all streams twice a second: no timer for each message and no task for each stream.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tokenwire._contract import Reason
+from tokenwire_server.errors import RequestError
+
+_INTERVAL = 0.5
+_SHORT_STALL = 1.0
+"""Seconds that a reader may stand still however much waits for it."""
+_MAX_WAITING = 500_000
+"""Values (token ids, log probabilities) that may wait for a reader that has stood still for longer: about 30 MB."""
+
+
+class Reader:
+    """A stream's reader, as the stream sees it."""
+
+    __slots__ = ("blocked_since",)
+
+    def __init__(self) -> None:
+        self.blocked_since: float | None = None
+        """When the message that is being written was given to gRPC, on `time.monotonic`; None while none is.
+
+        The stream's generator sets it around its yield.
+        """
+
+    def waiting(self) -> int:
+        """Return the number of values that wait to be written."""
+        raise NotImplementedError
+
+    def give_up(self, error: RequestError) -> None:
+        """Let go of the stream's requests, drop what waits, and fail with the error once the writing ends."""
+        raise NotImplementedError
+
+
+class SlowReaders:
+    """Watches the readers of all streams."""
+
+    def __init__(self, timeout: float) -> None:
+        """Make a watch; `run` does the watching.
+
+        Args:
+            timeout: seconds that a reader may stand still.
+
+        """
+        self._timeout = timeout
+        self._readers: set[Reader] = set()
+
+    @contextlib.contextmanager
+    def watch(self, reader: Reader) -> Iterator[None]:
+        """Watch a reader for the time of the block."""
+        self._readers.add(reader)
+        try:
+            yield
+        finally:
+            self._readers.discard(reader)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await asyncio.sleep(min(_INTERVAL, self._timeout / 2))
+            now = time.monotonic()
+            for reader in [r for r in self._readers if self._is_too_slow(r, now)]:
+                self._readers.discard(reader)
+                reader.give_up(
+                    RequestError(
+                        Reason.SLOW_READER,
+                        "the stream was not read for too long, so its requests were ended (--slow-reader-timeout)",
+                    )
+                )
+
+    def _is_too_slow(self, reader: Reader, now: float) -> bool:
+        if reader.blocked_since is None:
+            return False
+        stalled = now - reader.blocked_since
+        return stalled > self._timeout or (stalled > _SHORT_STALL and reader.waiting() > _MAX_WAITING)
