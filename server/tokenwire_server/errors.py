@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_DELAY = 1.0
 """Seconds to wait before another try, for reasons where one helps."""
+_MAX_TEXT = 500
+"""Bytes of a text that may quote the request: gRPC drops a status that is too large for the trailing metadata."""
 
 
 class _Row(NamedTuple):
@@ -66,10 +68,11 @@ class RequestError(Exception):
     """A request that is refused or has failed; its caller is told all that it holds."""
 
     def __init__(self, reason: Reason, message: str, violations: Sequence[Violation] = ()) -> None:
+        message = _shorten(message)
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.violations = tuple(violations)
+        self.violations = tuple(Violation(field, _shorten(description)) for field, description in violations)
 
     @property
     def code(self) -> grpc.StatusCode:
@@ -80,6 +83,11 @@ class RequestError(Exception):
     def retry_delay(self) -> float | None:
         """Seconds to wait before the same request may help again; None where it does not."""
         return _RETRY_DELAY if _TABLE[self.reason].retry else None
+
+
+def _shorten(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= _MAX_TEXT else encoded[:_MAX_TEXT].decode(errors="ignore") + "..."
 
 
 def invalid_field(field: str, description: str) -> RequestError:

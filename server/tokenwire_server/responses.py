@@ -30,8 +30,6 @@ class Stream:
             response.request_id = self._request_id
             self._request_id = None
             _fill_first(response, self._message, chunk)
-        elif chunk.prompt_logprobs is not None:
-            response.prompt_logprobs.CopyFrom(chunk.prompt_logprobs)
         for output in chunk.outputs:
             self._completion_tokens += len(output.token_ids)
         if chunk.closing is not None:

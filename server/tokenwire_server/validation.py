@@ -13,6 +13,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 _MAX_CACHE_SALT = 1024
 _MAX_ABORT_IDS = 10_000
 _MAX_REMEMBER_SECONDS = 3600.0
+_MAX_JSON_DEPTH = 64
+"""Levels of arrays and objects; the engine process reads them recursively, and would not survive its own limit."""
 
 
 def check_input(message: generation_pb2.GenerationInput, path: str = "input") -> None:
@@ -63,7 +65,11 @@ def positive_seconds(duration: Duration, path: str) -> float:
 
 
 def json_object(text: str, path: str) -> dict[str, Any]:
-    """Parse the text of a field that must hold a JSON object without a key given twice."""
+    """Parse the text of a field that must hold a JSON object without a key given twice.
+
+    What Python's parser takes but the way to the engine process does not is refused: NaN and its like, lone surrogates,
+    integers beyond 64 bits.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -74,9 +80,37 @@ def json_object(text: str, path: str) -> dict[str, Any]:
         return result
 
     try:
-        value = json.loads(text, object_pairs_hook=unique)
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise invalid_field(path, f"is no valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid_field(path, "must be a JSON object")
+    _check_json(value, path)
     return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_json(value: dict[str, Any], path: str) -> None:
+    level: list[Any] = [value]
+    for _ in range(_MAX_JSON_DEPTH):
+        level = [inner for outer in level for inner in _check_level(outer, path)]
+        if not level:
+            return
+    raise invalid_field(path, f"must nest arrays and objects at most {_MAX_JSON_DEPTH} levels deep")
+
+
+def _check_level(value: Any, path: str) -> list[Any]:
+    """Check the texts and numbers in an array or object and return the arrays and objects in it."""
+    inner: list[Any] = []
+    for item in (*value, *value.values()) if isinstance(value, dict) else value:
+        if isinstance(item, (dict, list)):
+            inner.append(item)
+        elif isinstance(item, str):
+            if not item.isascii() and any("\ud800" <= character <= "\udfff" for character in item):
+                raise invalid_field(path, "must not hold half a surrogate pair")
+        elif isinstance(item, int) and not -(2**63) <= item < 2**64:
+            raise invalid_field(path, "must hold integers from -2^63 to 2^64 - 1 only")
+    return inner

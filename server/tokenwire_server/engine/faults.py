@@ -14,7 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import sampling_params_pb2
-from tokenwire_server.errors import RequestError, engine_dead, invalid_field
+from tokenwire_server.errors import RequestError, Violation, engine_dead, invalid_field
 
 _SAMPLING_FIELDS = frozenset(sampling_params_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _FIRST_WORD = re.compile(r"\W*(?:Requested )?(\w+)")
@@ -44,7 +44,8 @@ def translate(error: BaseException, path: str) -> RequestError:
         case RetryableRequestError():
             return RequestError(Reason.ENGINE_PAUSED, f"the engine takes no requests now: {error}")
         case VLLMNotFoundError():
-            return RequestError(Reason.UNKNOWN_MODEL, str(error))
+            violation = Violation(f"{path}.model", "must name a model or adapter that can be loaded")
+            return RequestError(Reason.UNKNOWN_MODEL, str(error), (violation,))
     # What is left of FAULTS is the caller's fault.
     message = Exception.__str__(error) or type(error).__name__
     return invalid_field(_field_path(error, message, path), message)

@@ -21,6 +21,8 @@ class RequestLimits:
     """Valid data-parallel ranks are below it."""
     priority_scheduling: bool
     """Whether priorities other than 0 mean something."""
+    sampling_masks: bool
+    """Whether the engine returns sampling masks, for which it needs random sampling and a bound."""
     has_tokenizer: bool
     """Whether the server was started with --keep-tokenizer."""
     served_model_names: tuple[str, ...]
@@ -50,6 +52,7 @@ class RequestLimits:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             data_parallel_size=config.parallel_config.data_parallel_size,
             priority_scheduling=config.scheduler_config.policy == "priority",
+            sampling_masks=bool(model.return_sampling_mask),
             has_tokenizer=keep_tokenizer,
             served_model_names=tuple(
                 dict.fromkeys([*([names] if isinstance(names, str) else names or ()), model.model])

@@ -20,8 +20,18 @@ from tokenwire_server.validation import json_object
 # vLLM's V1 sampler on the device allows no more of them in one request.
 _MAX_BAD_WORDS = 128
 _MAX_BAD_WORD_IDS = 1024
-# The engine's RPC carries 64-bit integers; a seed outside them would end in the engine process.
 _INT32_MAX = 2**31 - 1
+
+# vLLM samples greedily below this temperature.
+_GREEDY = 1e-5
+
+_NOT_WITH_TRACE = (
+    "prompt_logprobs",
+    "prompt_logprob_token_ids",
+    "structured_outputs",
+    "repetition_detection",
+    "thinking_token_budget",
+)
 
 # Highest and lowest values of fields that vLLM checks without naming them.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -63,7 +73,7 @@ def to_vllm(
         name = descriptor.name
         field = f"{path}.{name}"
         if (bounds := _RANGES.get(name)) is not None and not bounds[0] <= value <= bounds[1]:
-            raise invalid_field(field, f"must be in [{bounds[0]:g}, {bounds[1]:g}], got {value}")
+            raise invalid_field(field, f"must be in [{bounds[0]}, {bounds[1]}], got {value}")
         if name == "bad_words_token_ids":
             bad_words = _bad_words(value, limits, field)
             continue
@@ -98,8 +108,19 @@ def _check_together(arguments: dict[str, Any], limits: RequestLimits, path: str)
         raise invalid_field(f"{path}.n", f"must be at most the engine's max_num_seqs, {limits.max_num_seqs}, got {n}")
     if n > envs.VLLM_MAX_N_SEQUENCES:
         raise invalid_field(f"{path}.n", f"must be at most {envs.VLLM_MAX_N_SEQUENCES}, got {n}")
-    if n > 1 and arguments.get("temperature", 1.0) < 1e-5:  # noqa: PLR2004  # vLLM's limit for greedy sampling
+    greedy = arguments.get("temperature", 1.0) < _GREEDY
+    if n > 1 and greedy:
         raise invalid_field(f"{path}.n", f"must be 1 with greedy sampling (temperature 0), got {n}")
+    # vLLM checks the rest with a mere ValueError.
+    if limits.sampling_masks:
+        if greedy:
+            raise invalid_field(f"{path}.temperature", "must be above 0: the engine returns sampling masks")
+        if arguments.get("top_k", 0) <= 0:
+            raise invalid_field(f"{path}.top_k", "must be above 0: the engine returns sampling masks")
+    if "trace_decode_token_ids" in arguments:
+        others = [name for name in _NOT_WITH_TRACE if name in arguments] + (["n"] if n > 1 else [])
+        if others:
+            raise invalid_field(f"{path}.trace_decode_token_ids", f"excludes {', '.join(others)}")
 
 
 def _same(value: Any, _limits: RequestLimits, field: str) -> tuple[str, Any]:
@@ -130,6 +151,14 @@ def _wrapped_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple
     if not ids:
         raise invalid_field(f"{field}.token_ids", "must hold at least one id; leave the field out for none")
     return field.rpartition(".")[2], ids
+
+
+def _distinct_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple[str, list[int]]:
+    name, ids = _wrapped_ids(value, limits, field)
+    if len(set(ids)) < len(ids):
+        # vLLM keys log probabilities by id.
+        raise invalid_field(f"{field}.token_ids", "must hold each id once")
+    return name, ids
 
 
 def _logit_bias(value: dict[int, float], limits: RequestLimits, field: str) -> tuple[str, dict[int, float]]:
@@ -229,7 +258,7 @@ _CONVERT: dict[str, Callable[[Any, RequestLimits, str], tuple[str, Any]]] = {
     "logit_bias": _logit_bias,
     "logprobs": _same,
     "prompt_logprobs": _same,
-    "logprob_token_ids": _wrapped_ids,
+    "logprob_token_ids": _distinct_ids,
     "prompt_logprob_token_ids": _rows,
     "prompt_logprob_start": _same,
     "allowed_token_ids": _wrapped_ids,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from vllm.v1.outputs import LogprobsLists
 
-from tokenwire.v1 import generation_pb2, logprobs_pb2
+from tokenwire.v1 import generation_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 from tokenwire_server.engine.outputs import Chunk, Closing, Ending, fill_ending
 from tokenwire_server.engine.sink import Sink
@@ -23,6 +23,7 @@ class HandleSink(Sink):
         "_masks",
         "_on_end",
         "_pending",
+        "_prompt_reported",
         "_prompt_tokens",
         "handle",
         "request_id",
@@ -55,6 +56,7 @@ class HandleSink(Sink):
         self._accepted = False
         self._completion_tokens = 0
         self._cumulative = 0.0
+        self._prompt_reported = False
         self._masks: dict[int, generation_pb2.SamplingMask] = {}
 
     def accept(self) -> None:
@@ -90,8 +92,10 @@ class HandleSink(Sink):
         """Take an output of the ordinary path."""
         self.accept()
         pending = self._pending
-        if chunk.prompt_logprobs is not None:
-            self._take_prompt_logprobs(chunk.prompt_logprobs)
+        # With n > 1 the engine reports the one prompt for each sequence.
+        if chunk.prompt_logprobs is not None and not self._prompt_reported:
+            self._prompt_reported = True
+            pending.add_prompt_logprobs(self.handle, chunk.prompt_logprobs)
         finishes = []
         for output in chunk.outputs:
             if output.token_ids:
@@ -127,9 +131,6 @@ class HandleSink(Sink):
         """Take the failure of the request."""
         self._on_end(self, [])
         self._pending.fail(self.handle, error)
-
-    def _take_prompt_logprobs(self, message: logprobs_pb2.PromptLogprobs) -> None:
-        self._pending.add_prompt_logprobs(self.handle, message)
 
     def _close(self, finishes: list[pb.MultiplexFinish], closing: Closing) -> None:
         last = finishes[-1]

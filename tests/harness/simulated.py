@@ -1,0 +1,107 @@
+"""A server on the simulated device, and what tests say to it and see of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from harness.server import ServerProcess
+from tokenwire.v1 import engine_service_pb2 as pb
+from tokenwire.v1 import generation_pb2, multiplex_pb2
+from tokenwire.v1.sampling_params_pb2 import SamplingParams
+from tokenwire_server.simulated_device import step_log, write_model_folder
+from tokenwire_server.simulated_device.step_log import Step
+
+_T = TypeVar("_T")
+_LIMIT = 30.0
+_POLL = 0.005
+
+VOCABULARY = 32_000
+MAX_NUM_SEQS = 64
+
+
+async def within(awaitable: Awaitable[_T]) -> _T:
+    """Wait with a limit, so that a hang fails the test and not the run."""
+
+    async def wait() -> _T:
+        return await awaitable
+
+    return await asyncio.wait_for(wait(), _LIMIT)
+
+
+async def read_to_end(call: Any) -> None:
+    """Read a stream until it ends, which may be in an error."""
+    while await within(call.read()) is not grpc.aio.EOF:
+        pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is true, with a limit."""
+    async with asyncio.timeout(_LIMIT):
+        while not condition():  # noqa: ASYNC110  # what it looks at is a file
+            await asyncio.sleep(_POLL)
+
+
+class Simulated:
+    """A `tokenwire serve` on the simulated device, and its step log."""
+
+    def __init__(self, server: ServerProcess, log: Path) -> None:
+        self.server = server
+        self.address = server.address
+        self.log = log
+
+    def steps(self) -> list[Step]:
+        return step_log.read(self.log)
+
+    def held(self) -> list[str]:
+        """The requests of the last step."""
+        steps = self.steps()
+        return steps[-1].held if steps else []
+
+    def holds(self, request_id: str) -> bool:
+        return any(step_log.belongs(internal, request_id) for internal in self.held())
+
+    async def running(self, *request_ids: str) -> None:
+        """Wait until the device holds the requests."""
+        await until(lambda: all(self.holds(request_id) for request_id in request_ids))
+
+    async def gone(self, *request_ids: str) -> None:
+        """Wait until the engine has told the device to drop the requests, and check that no later step holds them."""
+
+        def dropped_at(request_id: str) -> int | None:
+            found = None
+            for position, step in enumerate(self.steps()):
+                if any(step_log.belongs(internal, request_id) for internal in step.dropped):
+                    found = position
+            return found
+
+        for request_id in request_ids:
+            await until(lambda name=request_id: dropped_at(name) is not None)  # type: ignore[misc]
+            position = dropped_at(request_id)
+            assert position is not None
+            assert not any(step.holds(request_id) for step in self.steps()[position:])
+
+    def connect(self) -> grpc.aio.Channel:
+        """Open another connection, not shared with any other channel."""
+        return grpc.aio.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
+
+
+def generation_input(
+    request_id: str, prompt: Iterable[int] = range(100, 228), *, max_tokens: int = 4000, **sampling: Any
+) -> generation_pb2.GenerationInput:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling)
+    return generation_pb2.GenerationInput(request_id=request_id, prompt_token_ids=prompt, sampling_params=params)
+
+
+def submit(handle: int, message: generation_pb2.GenerationInput) -> pb.MultiplexRequest:
+    return pb.MultiplexRequest(submit=multiplex_pb2.MultiplexSubmit(handle=handle, input=message))
+
+
+def serve(folder: Path, *arguments: str, device: str = "step_ms=5") -> Iterator[Simulated]:
+    log = folder / "steps.jsonl"
+    model = write_model_folder(folder / "model", vocab_size=VOCABULARY)
+    command = [str(model), "--max-model-len", "8192", "--max-num-seqs", str(MAX_NUM_SEQS)]
+    with ServerProcess([*command, "--simulated-device", f"{device},step_log={log}", *arguments]) as server:
+        yield Simulated(server, log)
