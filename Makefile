@@ -37,6 +37,11 @@ test: setup ## Set everything up and run every test
 test-fast: setup ## Run the tests that need no engine
 	@python -m pytest tests/client tests/server
 
+.PHONY: bench
+bench: ## Compare with every other way to drive vLLM and write docs/performance.md; QUICK=1 only looks, in two minutes
+	@scripts/setup.sh bench
+	@.venv-bench/bin/python -m bench $(if $(QUICK),--quick)
+
 .PHONY: format
 format: setup ## Format the code and the contract, and apply safe fixes
 	@ruff check --fix .
@@ -68,9 +73,10 @@ lock: ## Compile requirements/*.in into the hashed locks; versions stay unless U
 	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/engine-cpu.in $(ENGINE_EXTRAS) \
 		--overrides requirements/overrides.txt --output-file requirements/engine-cpu.lock
 	@$(COMPILE) $(UPGRADE) requirements/dev.in --constraints requirements/engine-cpu.lock --output-file requirements/dev.lock
+	@$(COMPILE) $(UPGRADE) requirements/bench.in --constraints requirements/engine-cpu.lock --output-file requirements/bench.lock
 	@$(COMPILE) $(UPGRADE) requirements/generate.in --output-file requirements/generate.lock
 	@$(COMPILE) $(UPGRADE) requirements/uv.in --output-file requirements/uv.lock
 
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches; the demo model's cache stays
-	@rm -rf .venv .venv-generate .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-bench .venv-generate bench/logs bench/results.json .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

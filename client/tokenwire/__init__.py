@@ -45,6 +45,18 @@ from tokenwire._errors import (
 from tokenwire._health import HealthStatus
 from tokenwire._input import GenerationOptions
 from tokenwire._logprobs import Logprobs, PromptLogprobs
+from tokenwire._multiplex import Multiplex
+from tokenwire._multiplex_step import (
+    MultiplexAccepted,
+    MultiplexFailure,
+    MultiplexFinish,
+    MultiplexLogprobs,
+    MultiplexPromptLogprobs,
+    MultiplexRejection,
+    MultiplexStep,
+)
+from tokenwire._multiplex_steps import MultiplexSteps
+from tokenwire._multiplex_stream import MultiplexedStream
 from tokenwire._results import Delta, GenerateResult, Timing, Usage
 from tokenwire._sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from tokenwire._sequence import (
@@ -88,6 +100,16 @@ __all__ = [
     "Logprobs",
     "MessageTooLargeError",
     "Metadata",
+    "Multiplex",
+    "MultiplexAccepted",
+    "MultiplexFailure",
+    "MultiplexFinish",
+    "MultiplexLogprobs",
+    "MultiplexPromptLogprobs",
+    "MultiplexRejection",
+    "MultiplexStep",
+    "MultiplexSteps",
+    "MultiplexedStream",
     "NotFoundError",
     "OverloadedError",
     "Parallelism",

@@ -69,6 +69,8 @@ class Client:
     this one would stop the loop.
 
     Ctrl-C while a call waits cancels the call on the server.
+
+    `multiplex` and `multiplex_steps` are AsyncClient's alone: they are for those who wait for many things at once.
     """
 
     def __init__(self, target: str = DEFAULT_TARGET, **options: Unpack[ClientOptions]) -> None:

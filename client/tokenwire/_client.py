@@ -14,6 +14,8 @@ from tokenwire._connection import ClientOptions, Connection, Metadata
 from tokenwire._engine_info import EngineInfo
 from tokenwire._health import HealthStatus
 from tokenwire._input import GenerationOptions, generation_input
+from tokenwire._multiplex import DEFAULT_MAX_BUFFERED_TOKENS, Multiplex
+from tokenwire._multiplex_steps import MultiplexSteps
 from tokenwire._results import GenerateResult
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._stream import AsyncDeltaStream
@@ -89,6 +91,38 @@ class AsyncClient:
         """
         message = generation_input(prompt_token_ids, sampling_params, **options)
         return AsyncDeltaStream(self._connection, message, timeout, metadata)
+
+    def multiplex(
+        self,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+        max_buffered_tokens: int = DEFAULT_MAX_BUFFERED_TOKENS,
+    ) -> Multiplex:
+        """Carry many requests on one stream, at a fraction of the cost of as many calls.
+
+            async with client.multiplex() as mux:
+                streams = [mux.submit(prompt, params) for prompt in prompts]
+                results = [await stream.result() for stream in streams]
+
+        See `Multiplex`, also for what `max_buffered_tokens` (default: 262,144) bounds. `timeout` and `metadata` are the
+        whole stream's; a single request has `max_time`.
+        """
+        return Multiplex(self._connection, timeout, metadata, max_buffered_tokens)
+
+    def multiplex_steps(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> MultiplexSteps:
+        """Carry many requests on one stream and tell what they get step by step, in columns.
+
+            async with client.multiplex_steps() as steps:
+                handles = [steps.submit(prompt, params) for prompt in prompts]
+                steps.done_submitting()
+                async for step in steps:
+                    for handle, index, token_ids, logprobs in step.runs():
+                        ...
+
+        For coordinators that want no task for each request; see `MultiplexSteps`.
+        """
+        return MultiplexSteps(self._connection, timeout, metadata)
 
     async def abort(
         self,

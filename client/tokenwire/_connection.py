@@ -53,9 +53,11 @@ class ClientOptions(ChannelSettings, total=False):
     """The keyword arguments of `AsyncClient` and `Client`."""
 
     credentials: grpc.ChannelCredentials | None
-    """TLS, from `grpc.ssl_channel_credentials(...)`. None: plain text."""
+    """TLS, from `grpc.ssl_channel_credentials(ca, key, cert)`, all bytes of PEM files; key and certificate only where
+    the server asks for them. None: plain text."""
     token: str | None
-    """Sent with every call as "authorization: Bearer ...". None: nothing is sent."""
+    """Sent with every call as "authorization: Bearer ...", in plain text unless there are `credentials`. None: nothing
+    is sent."""
     metadata: Metadata | None
     """Sent with every call, before the call's own. None: nothing is sent."""
     channel_options: Sequence[tuple[str, str | int]]
@@ -71,7 +73,12 @@ class _UnaryCall(_Call, Awaitable[_Response_co], Protocol[_Response_co]): ...
 
 class _Method(Protocol[_Request_contra, _AnyCall_co]):
     def __call__(
-        self, request: _Request_contra, *, timeout: float | None = None, metadata: tuple[tuple[str, str | bytes], ...]
+        self,
+        request: _Request_contra,
+        /,
+        *,
+        timeout: float | None = None,
+        metadata: tuple[tuple[str, str | bytes], ...],
     ) -> _AnyCall_co: ...
 
 
@@ -94,7 +101,7 @@ class Connection:
         self.closed = False
         self._credentials = credentials
         authorization = () if token is None else (("authorization", f"Bearer {token}"),)
-        self._metadata = _pairs(metadata) + authorization
+        self._metadata = _pairs(metadata) + _pairs(authorization)
         # Of two values for one name gRPC takes the last.
         self._options = [*_channel.channel_options(**settings), *channel_options]
         self._channel: grpc.aio.Channel | None = None
@@ -109,6 +116,11 @@ class Connection:
         if self._channel is None:
             self._channel = _channel.open_channel(self.target, self._credentials, self._options)
         return self._channel
+
+    @property
+    def max_send_message_bytes(self) -> int:
+        """Largest message that the channel sends; -1: no limit."""
+        return int(dict(self._options)["grpc.max_send_message_length"])
 
     @property
     def stub(self) -> EngineServiceStub:

@@ -32,7 +32,7 @@ class Reason(StrEnum):
     ENGINE_LOADING = "ENGINE_LOADING"
     """The engine is still loading. UNAVAILABLE, worth retrying."""
     QUEUE_FULL = "QUEUE_FULL"
-    """The engine's limit of unfinished requests is reached. UNAVAILABLE, worth retrying."""
+    """A limit of unfinished requests is reached: the engine's, a stream's or a client's. UNAVAILABLE, worth retrying."""
     QUEUED_TOKENS_LIMIT = "QUEUED_TOKENS_LIMIT"
     """The engine's limit of queued prompt tokens is reached. UNAVAILABLE, worth retrying."""
     ENGINE_PAUSED = "ENGINE_PAUSED"

@@ -7,8 +7,9 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from tokenwire._contract import ERROR_DOMAIN
-from tokenwire._errors import FieldViolation, StatusCode, TokenwireError, UnreachableError, status_error
-from tokenwire._wire import seconds
+from tokenwire._errors import FieldViolation, StatusCode, StatusError, TokenwireError, UnreachableError, status_error
+from tokenwire._wire import present_seconds, seconds
+from tokenwire.v1.error_pb2 import ErrorStatus
 
 # Read here rather than by grpcio-status, whose every release demands a protobuf as new as its own.
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -36,6 +37,25 @@ def error_from_call(error: grpc.aio.AioRpcError, target: str) -> TokenwireError:
     if code is StatusCode.UNAVAILABLE and not reason:
         return UnreachableError(f"cannot reach {target}: {message}", target=target)
     return status_error(code, message, reason=reason, field_violations=violations, retry_delay=retry_delay)
+
+
+def error_from_status(status: ErrorStatus) -> StatusError:
+    """Turn the error of one request of a Multiplex stream into what a call of its own would have raised."""
+    try:
+        code = StatusCode(status.code)
+    except ValueError:
+        code = StatusCode.UNKNOWN  # of a later gRPC
+    return status_error(
+        code,
+        status.message or "no message",
+        reason=status.reason,
+        # The input is where it would be in a call of its own.
+        field_violations=[
+            FieldViolation(violation.field.removeprefix("submit."), violation.description)
+            for violation in status.field_violations
+        ],
+        retry_delay=present_seconds(status, "retry_delay"),
+    )
 
 
 def _details(error: grpc.aio.AioRpcError) -> list[Any]:

@@ -3,6 +3,7 @@
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server import validation
+from tokenwire_server.access.caller import Caller
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.request import EngineRequest
 from tokenwire_server.engine.sink import Sink
@@ -13,6 +14,7 @@ from tokenwire_server.registry import LiveRequest, Registry
 async def admit(
     engine: Engine,
     registry: Registry,
+    caller: Caller,
     message: pb.GenerationInput,
     sink: Sink,
     *,
@@ -22,9 +24,12 @@ async def admit(
 ) -> LiveRequest:
     """Check a request, register it and hand it to the engine.
 
+    Where that fails after another engine has done the prefill, the KV connector is told.
+
     Args:
         engine: the engine.
         registry: the registry of live requests.
+        caller: who sends the request.
         message: the request.
         sink: where its outputs go.
         stream: whether outputs are wanted as they come, rather than all together.
@@ -39,17 +44,39 @@ async def admit(
         RequestError: the request is refused, and nothing is left of it.
 
     """
+    try:
+        return await _admit(
+            engine, registry, caller, message, sink, stream=stream, path=path, max_message_bytes=max_message_bytes
+        )
+    finally:
+        if not sink.internal_id:
+            engine.release_remote_prefill(message)
+
+
+async def _admit(
+    engine: Engine,
+    registry: Registry,
+    caller: Caller,
+    message: pb.GenerationInput,
+    sink: Sink,
+    *,
+    stream: bool,
+    path: str,
+    max_message_bytes: int | None,
+) -> LiveRequest:
     validation.check_input(message, path)
+    # Before the conversion of a prompt, which may be long.
+    engine.check_admission(number_of_sequences(message))
     seconds = None
     if message.HasField("max_time"):
         seconds = validation.positive_seconds(message.max_time, f"{path}.max_time")
     request = engine.request(message, message.request_id, stream=stream, path=path)
     if max_message_bytes is not None:
         _check_size(request, engine.limits.vocab_size, max_message_bytes, path)
-    live = registry.open(message.request_id, sink, f"{path}.request_id")
+    live = registry.open(caller, message.request_id, sink, f"{path}.request_id")
     if live.outcome is not None:
         return live
-    request.request_id = live.request_id
+    request.request_id = live.engine_id
     if seconds is not None:
         registry.limit_time(live, seconds)
     try:

@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenwire.v1 import generation_pb2 as pb
+from tokenwire_server.access.caller import Caller
 from tokenwire_server.admission import admit, number_of_sequences
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.outputs import Chunk, Closing
@@ -23,6 +24,7 @@ class Call(Reader):
         self,
         engine: Engine,
         registry: Registry,
+        caller: Caller,
         message: pb.GenerationInput,
         *,
         stream: bool,
@@ -31,6 +33,7 @@ class Call(Reader):
         super().__init__()
         self._engine = engine
         self._registry = registry
+        self._caller = caller
         self._message = message
         self._stream = stream
         self._max_message_bytes = max_message_bytes
@@ -56,6 +59,7 @@ class Call(Reader):
         self._live = await admit(
             self._engine,
             self._registry,
+            self._caller,
             self._message,
             self._sink,
             stream=self._stream,

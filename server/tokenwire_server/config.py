@@ -16,6 +16,24 @@ class ServerConfig:
     uds: str | None = None
     """Path of a UNIX socket to listen on in place of TCP; None means TCP."""
 
+    uds_mode: int = 0o600
+    """File mode of that socket: who of the machine's users may connect."""
+
+    tls_cert: str | None = None
+    """File with the TLS certificate and its chain; None means plain text. Read again when it changes, as are all these."""
+
+    tls_key: str | None = None
+    """File with the certificate's key; goes with `tls_cert`."""
+
+    tls_client_ca: str | None = None
+    """File with the authorities whose certificates clients must show; None asks them for none."""
+
+    token_file: str | None = None
+    """File with the bearer tokens of which a call must show one; None asks for none."""
+
+    open_services: tuple[str, ...] = ("health",)
+    """Which of "health" and "reflection" need no token."""
+
     drain_timeout: float = 30.0
     """Seconds that running requests get to finish after a stop signal; then they end with ABORT."""
 
@@ -28,8 +46,17 @@ class ServerConfig:
     slow_reader_timeout: float = 60.0
     """Seconds that a caller may leave a message of its stream unread before the stream is ended."""
 
+    engine_timeout: float = 300.0
+    """Seconds that the engine may take for one step before it counts as dead; 0 means no limit."""
+
+    stay_after_engine_death: bool = False
+    """Whether the process stays up, refusing all requests, when its engine has died."""
+
     max_requests_per_stream: int = 16_384
     """Most live requests of one Multiplex stream."""
+
+    max_requests_per_client: int | None = None
+    """Most live requests of one principal, or of one machine where there is no authentication; None means no limit."""
 
     @property
     def address(self) -> str:

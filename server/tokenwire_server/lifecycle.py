@@ -12,17 +12,21 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
+import pydantic
+
+from tokenwire_server.access.files import AccessError
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.errors import RequestError
+from tokenwire_server.errors import RequestError, engine_dead
+from tokenwire_server.liveness import Death, wait_for_death
 from tokenwire_server.registry import Registry
 from tokenwire_server.service import EngineServicer
 from tokenwire_server.transport import BindError, Transport
 
 logger = logging.getLogger(__name__)
 
-_WATCH_INTERVAL = 0.5
-"""Seconds between looks at whether the engine process lives."""
+_END_INTERVAL = 0.5
+"""Seconds between attempts to end the processes of a load."""
 _STATS_INTERVAL = 10.0
 """Seconds between vLLM's statistics lines, as in `vllm serve`."""
 _END_GRACE = 2.0
@@ -41,7 +45,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """Bad options."""
     STARTUP = 3
-    """The address is taken, or the engine could not be started."""
+    """The address is taken, a file of certificates or tokens is not right, or the engine could not be started."""
     ENGINE_DIED = 4
     """The engine died while serving."""
 
@@ -71,7 +75,7 @@ class Server:
         with self._signals():
             try:
                 await transport.start()
-            except BindError as error:
+            except (AccessError, BindError) as error:
                 return _fail(str(error))
             try:
                 engine = await self._start_engine()
@@ -99,7 +103,7 @@ class Server:
         except Exception as error:  # whatever vLLM raises for a model that cannot be loaded
             if not isinstance(error, _EXPECTED):
                 logger.exception("the load failed in an unforeseen way")
-            _fail(f"cannot load {self._name}: {_first_line(error)}")
+            _fail(f"cannot load {self._name}: {first_line(error)}")
             return None
         else:
             return engine
@@ -111,33 +115,40 @@ class Server:
         while not loading.done():
             for child in multiprocessing.active_children():
                 child.terminate()
-            await asyncio.wait({loading}, timeout=_WATCH_INTERVAL)
+            await asyncio.wait({loading}, timeout=_END_INTERVAL)
         with contextlib.suppress(Exception):
             loading.result().shutdown()
 
     async def _serve(self, transport: Transport, engine: Engine) -> int:
-        registry = Registry(engine)
+        registry = Registry(engine, self._config.max_requests_per_client)
         self._servicer.serve(engine, registry)
         await transport.set_serving(True)
         # The line that people and scripts wait for.
         print(f"tokenwire: serving {self._name} on {transport.address}", flush=True)  # noqa: T201
         stats = asyncio.create_task(_log_stats(engine))
-        watch = asyncio.create_task(_wait_for_death(engine))
+        watch = asyncio.create_task(wait_for_death(engine, self._config.engine_timeout))
         readers = asyncio.create_task(self._servicer.watch_readers())
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
-            died = watch.done()
             await transport.set_serving(False)
-            if died:
-                logger.error("the engine has died; ending")
-                await transport.stop(_END_GRACE)
-                return ExitCode.ENGINE_DIED
+            if watch.done():
+                return await self._after_death(watch.result(), transport, registry)
             await self._drain(transport, registry)
             return ExitCode.OK
         finally:
             for task in (stats, watch, readers, stop):
                 task.cancel()
+
+    async def _after_death(self, death: Death, transport: Transport, registry: Registry) -> int:
+        logger.error("%s", death.value)
+        self._servicer.engine_died()
+        registry.fail_all(engine_dead())
+        if self._config.stay_after_engine_death:
+            logger.error("staying up to say so; a stop signal ends the process")
+            await self._stop.wait()
+        await transport.stop(_END_GRACE)
+        return ExitCode.ENGINE_DIED
 
     async def _drain(self, transport: Transport, registry: Registry) -> None:
         self._servicer.refuse_new()
@@ -174,23 +185,17 @@ class Server:
         self._stop.set()
 
 
-async def _wait_for_death(engine: Engine) -> None:
-    while True:
-        try:
-            engine.check_alive()
-        except RequestError:
-            return
-        await asyncio.sleep(_WATCH_INTERVAL)
-
-
 async def _log_stats(engine: Engine) -> None:
     while True:
         await asyncio.sleep(_STATS_INTERVAL)
         await engine.log_stats()
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
+def first_line(error: Exception) -> str:
+    """Say in one line what a failed load has raised."""
+    # The first line of pydantic's own text only counts the errors.
+    text = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
+    lines = text.strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 

@@ -23,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
         return Engine.build(
             options.engine,
             keep_tokenizer=options.keep_tokenizer,
+            adapters=options.adapters,
             direct_path=options.direct_path,
             simulated=options.simulated,
         )

@@ -7,7 +7,7 @@ was told ABORT.
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from tokenwire._contract import Reason
@@ -19,6 +19,7 @@ from tokenwire.v1.engine_service_pb2 import (
     AbortOutcome,
 )
 from tokenwire.v1.generation_pb2 import FINISH_REASON_ABORT, FINISH_REASON_TIME_LIMIT, FinishReason
+from tokenwire_server.access.caller import Caller
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, Violation
@@ -27,12 +28,18 @@ _KEPT = 100_000
 """Most finished requests whose outcome is kept for late aborts, and most ids remembered for a later arrival."""
 
 
+_Key = tuple[str, str]
+"""A principal and an id of its own."""
+
+
 class LiveRequest:
     """A request from its admission to its outcome."""
 
-    __slots__ = ("_added", "cut_short", "outcome", "request_id", "sink", "timer")
+    __slots__ = ("_added", "client", "cut_short", "key", "outcome", "request_id", "sink", "timer")
 
-    def __init__(self, request_id: str, sink: Sink) -> None:
+    def __init__(self, caller: Caller, request_id: str, sink: Sink) -> None:
+        self.client = caller.client
+        self.key = (caller.principal, request_id)
         self.request_id = request_id
         self.sink = sink
         self.outcome: AbortOutcome.ValueType | None = None
@@ -42,6 +49,12 @@ class LiveRequest:
         self.timer: asyncio.TimerHandle | None = None
         """Ends the request when its `max_time` is over."""
         self._added: asyncio.Future[None] | None = None
+
+    @property
+    def engine_id(self) -> str:
+        """The id that the engine is told, which no other live request has; ids hold no spaces."""
+        principal, request_id = self.key
+        return f"{principal} {request_id}" if principal else request_id
 
     def wake(self) -> None:
         """Let go of those who wait for the request to be in the engine."""
@@ -57,44 +70,57 @@ class LiveRequest:
 
 
 class Registry:
-    """The live requests by id."""
+    """The live requests by principal and id: what one principal does to its ids, no other one notices."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, max_per_client: int | None = None) -> None:
+        """Make a registry.
+
+        Args:
+            engine: the engine.
+            max_per_client: most live requests of a client; None means no limit.
+
+        """
         self._engine = engine
-        self._live: dict[str, LiveRequest] = {}
-        self._outcomes: OrderedDict[str, AbortOutcome.ValueType] = OrderedDict()
-        self._remembered: OrderedDict[str, float] = OrderedDict()
+        self._max_per_client = max_per_client
+        self._live: dict[_Key, LiveRequest] = {}
+        self._per_client: Counter[str] = Counter()
+        self._outcomes: OrderedDict[_Key, AbortOutcome.ValueType] = OrderedDict()
+        self._remembered: OrderedDict[_Key, float] = OrderedDict()
         self._idle: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, request_id: str, sink: Sink, path: str = "input.request_id") -> LiveRequest:
+    def open(self, caller: Caller, request_id: str, sink: Sink, path: str = "input.request_id") -> LiveRequest:
         """Take a request in; an empty id is replaced by one that is made up.
 
         A request whose id an abort has asked to remember comes back with its outcome already set: ABORTED.
 
         Raises:
-            RequestError: a live request has that id, DUPLICATE_REQUEST_ID.
+            RequestError: a live request has that id, DUPLICATE_REQUEST_ID, or the client has too many, QUEUE_FULL.
 
         """
-        request_id = request_id or uuid.uuid4().hex
-        if request_id in self._live:
+        live = LiveRequest(caller, request_id or uuid.uuid4().hex, sink)
+        if live.key in self._live:
             raise RequestError(
                 Reason.DUPLICATE_REQUEST_ID,
                 f"{path}: a live request has the id {request_id!r}",
                 (Violation(path, "must differ from the ids of all live requests"),),
             )
-        live = LiveRequest(request_id, sink)
-        expiry = self._remembered.pop(request_id, None)
-        self._live[request_id] = live
+        if self._max_per_client is not None and self._per_client[caller.client] >= self._max_per_client:
+            raise RequestError(
+                Reason.QUEUE_FULL, f"{caller.client} has its most live requests, {self._max_per_client}; end one first"
+            )
+        expiry = self._remembered.pop(live.key, None)
+        self._live[live.key] = live
+        self._per_client[live.client] += 1
         if expiry is not None and expiry > time.monotonic():
             self._settle(live, ABORT_OUTCOME_ABORTED)
         return live
 
-    def find(self, request_id: str) -> LiveRequest | None:
-        """Return the live request of an id; None where there is none."""
-        return self._live.get(request_id)
+    def find(self, caller: Caller, request_id: str) -> LiveRequest | None:
+        """Return the caller's live request of an id; None where there is none."""
+        return self._live.get((caller.principal, request_id))
 
     def finish(self, live: LiveRequest, reasons: Iterable[FinishReason.ValueType]) -> None:
         """Record that a request has ended by itself or by an abort, before its caller is told.
@@ -131,22 +157,26 @@ class Registry:
             if live.sink.internal_id:
                 self._engine.abort_soon([live.sink.internal_id])
 
-    async def abort(self, request_ids: Sequence[str], remember_seconds: float | None) -> list[AbortOutcome.ValueType]:
-        """Abort requests and return the outcome of each id, in order, once the engine has acted.
+    async def abort(
+        self, caller: Caller, request_ids: Sequence[str], remember_seconds: float | None
+    ) -> list[AbortOutcome.ValueType]:
+        """Abort the caller's requests and return the outcome of each id, in order, once the engine has acted.
 
         Args:
+            caller: whose requests they are; another's are not known to it.
             request_ids: the ids; one may be given more than once.
             remember_seconds: how long to remember ids that are not known; None means not at all.
 
         """
-        found = {i: live for i in request_ids if (live := self._live.get(i)) is not None}
+        found = {i: live for i in request_ids if (live := self.find(caller, i)) is not None}
         await self._abort(list(found.values()))
         outcomes: dict[str, AbortOutcome.ValueType] = {}
         for request_id in dict.fromkeys(request_ids):
             live = found.get(request_id)
-            outcome = live.outcome if live is not None else self._outcomes.get(request_id)
+            key = (caller.principal, request_id)
+            outcome = live.outcome if live is not None else self._outcomes.get(key)
             if outcome is None:
-                outcome = self._unknown(request_id, remember_seconds)
+                outcome = self._unknown(key, remember_seconds)
             outcomes[request_id] = outcome
         return [outcomes[request_id] for request_id in request_ids]
 
@@ -163,6 +193,12 @@ class Registry:
         live = list(self._live.values())
         await self._abort(live)
         return len(live)
+
+    def fail_all(self, error: RequestError) -> None:
+        """Fail all live requests, whose engine is gone."""
+        for live in list(self._live.values()):
+            live.sink.fail(error)
+            self._settle(live, ABORT_OUTCOME_ALREADY_FINISHED)
 
     async def idle(self) -> None:
         """Wait until no request is live."""
@@ -192,20 +228,23 @@ class Registry:
         live.wake()
         if live.timer is not None:
             live.timer.cancel()
-        if self._live.get(live.request_id) is live:
-            del self._live[live.request_id]
+        if self._live.get(live.key) is live:
+            del self._live[live.key]
+            self._per_client[live.client] -= 1
+            if not self._per_client[live.client]:
+                del self._per_client[live.client]
             if not self._live and self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
-        self._outcomes[live.request_id] = outcome
-        self._outcomes.move_to_end(live.request_id)
+        self._outcomes[live.key] = outcome
+        self._outcomes.move_to_end(live.key)
         if len(self._outcomes) > _KEPT:
             self._outcomes.popitem(last=False)
 
-    def _unknown(self, request_id: str, remember_seconds: float | None) -> AbortOutcome.ValueType:
+    def _unknown(self, key: _Key, remember_seconds: float | None) -> AbortOutcome.ValueType:
         if remember_seconds is None:
             return ABORT_OUTCOME_NOT_FOUND
-        self._remembered[request_id] = time.monotonic() + remember_seconds
-        self._remembered.move_to_end(request_id)
+        self._remembered[key] = time.monotonic() + remember_seconds
+        self._remembered.move_to_end(key)
         if len(self._remembered) > _KEPT:
             self._remembered.popitem(last=False)
         return ABORT_OUTCOME_REMEMBERED

@@ -10,7 +10,8 @@ import grpc
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer
-from tokenwire_server import errors, responses, validation
+from tokenwire_server import errors, responses, trace_headers, validation
+from tokenwire_server.access import caller
 from tokenwire_server.call import Call
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
@@ -35,6 +36,7 @@ class EngineServicer(EngineServiceServicer):
         self._slow_readers = SlowReaders(config.slow_reader_timeout)
         self._serving: _Serving | None = None
         self._draining = False
+        self._dead = False
 
     def serve(self, engine: Engine, registry: Registry) -> None:
         """Answer requests from now on."""
@@ -44,6 +46,10 @@ class EngineServicer(EngineServiceServicer):
         """End streams that are not read, until cancelled."""
         await self._slow_readers.run()
 
+    def engine_died(self) -> None:
+        """Refuse everything from now on: there is no engine."""
+        self._dead = True
+
     def refuse_new(self) -> None:
         """Refuse new requests from now on; running ones go on."""
         self._draining = True
@@ -51,7 +57,7 @@ class EngineServicer(EngineServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
         """Continue a prompt and answer once."""
         async with errors.boundary(context, "Generate"):
-            with self._call(request, stream=False) as call:
+            with self._call(request, context, stream=False) as call:
                 request_id = await call.start()
                 return responses.unary(request.input, request_id, await call.next())
 
@@ -60,7 +66,7 @@ class EngineServicer(EngineServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """Continue a prompt and answer as tokens come."""
         async with errors.boundary(context, "GenerateStream"):
-            with self._call(request, stream=True) as call, self._slow_readers.watch(call):
+            with self._call(request, context, stream=True) as call, self._slow_readers.watch(call):
                 stream = responses.Stream(request.input, await call.start())
                 finished = False
                 while not finished:
@@ -80,11 +86,13 @@ class EngineServicer(EngineServiceServicer):
             stream = MultiplexStream(
                 serving.engine,
                 serving.registry,
+                caller.of(context),
                 check=self._check_accepting,
                 max_requests=self._config.max_requests_per_stream,
             )
+            actions = trace_headers.fill_submits(request_iterator, context.invocation_metadata())
             with self._slow_readers.watch(stream):
-                async with contextlib.aclosing(stream.run(request_iterator)) as messages:
+                async with contextlib.aclosing(stream.run(actions)) as messages:
                     async for message in messages:
                         yield message
 
@@ -92,7 +100,8 @@ class EngineServicer(EngineServiceServicer):
         """Abort requests by their ids."""
         async with errors.boundary(context, "Abort"):
             remember_seconds = validation.check_abort(request)
-            outcomes = await self._ready().registry.abort(request.request_ids, remember_seconds)
+            registry = self._ready().registry
+            outcomes = await registry.abort(caller.of(context), request.request_ids, remember_seconds)
             response = pb.AbortResponse()
             for request_id, outcome in zip(request.request_ids, outcomes, strict=True):
                 response.results.add(request_id=request_id, outcome=outcome)
@@ -110,13 +119,20 @@ class EngineServicer(EngineServiceServicer):
             info.limits.max_send_message_bytes = self._config.max_send_message_bytes
             return pb.GetEngineInfoResponse(info=info)
 
-    def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, *, stream: bool) -> Call:
+    def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, context: _Context, *, stream: bool) -> Call:
         if not request.HasField("input"):
             raise errors.invalid_field("input", "must be set")
-        serving = self._accepting()
+        trace_headers.fill(request.input, context.invocation_metadata())
+        try:
+            serving = self._accepting()
+        except RequestError:
+            if self._serving is not None:
+                self._serving.engine.release_remote_prefill(request.input)
+            raise
         return Call(
             serving.engine,
             serving.registry,
+            caller.of(context),
             request.input,
             stream=stream,
             max_message_bytes=self._config.max_send_message_bytes,
@@ -133,6 +149,8 @@ class EngineServicer(EngineServiceServicer):
         return serving
 
     def _ready(self) -> _Serving:
+        if self._dead:
+            raise errors.engine_dead()
         if self._serving is None:
             raise RequestError(Reason.ENGINE_LOADING, "the engine is still loading; health tells when it is ready")
         return self._serving

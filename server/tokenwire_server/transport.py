@@ -1,8 +1,14 @@
 """The gRPC server: options, listening, health and reflection."""
 
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
 import pathlib
 import socket
 import stat
+from collections.abc import Iterator
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -10,10 +16,20 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tokenwire.v1 import engine_service_pb2
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
+from tokenwire_server.access.interceptor import TokenInterceptor
+from tokenwire_server.access.tls import TlsFiles
+from tokenwire_server.access.tokens import TokenFile
 from tokenwire_server.config import ServerConfig
+
+logger = logging.getLogger(__name__)
 
 SERVICE_NAME = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+OPEN_SERVICES = {
+    "health": (health.SERVICE_NAME,),
+    "reflection": (_REFLECTION_V1, reflection.SERVICE_NAME),
+}
+"""Services that may be open to callers without a token, by their names among the options."""
 
 _MIN_PING_INTERVAL_MS = 5_000
 
@@ -45,13 +61,20 @@ class Transport:
 
     def __init__(self, config: ServerConfig, servicer: EngineServiceServicer) -> None:
         self._config = config
-        self._server = grpc.aio.server(options=_options(config))
+        self._tokens = None if config.token_file is None else TokenFile(config.token_file)
+        self._watch: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(options=_options(config), interceptors=self._interceptors())
         self._health = health.aio.HealthServicer()
         self.address = ""
         """Where the server listens, in gRPC's notation; known after `start`."""
         add_EngineServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._add_reflection()
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        if self._tokens is None:
+            return []
+        return [TokenInterceptor(self._tokens, [name for o in self._config.open_services for name in OPEN_SERVICES[o]])]
 
     def _add_reflection(self) -> None:
         names = (SERVICE_NAME, health.SERVICE_NAME, _REFLECTION_V1, reflection.SERVICE_NAME)
@@ -70,19 +93,34 @@ class Transport:
         """Listen, with health NOT_SERVING.
 
         Raises:
+            AccessError: a file of certificates or tokens cannot be used.
             BindError: the address cannot be listened on.
 
         """
         await self.set_serving(False)
+        if self._tokens is not None:
+            self._tokens.load()
+            self._watch = asyncio.create_task(self._tokens.watch())
         address = self._config.address
-        if self._config.uds is not None:
-            _remove_stale_socket(pathlib.Path(self._config.uds))
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            raise BindError(f"cannot listen on {address}: the address is in use or not one of this machine's") from None
+        with _socket_mode(self._config):
+            port = self._listen(address)
+        _warn_if_exposed(self._config)
         await self._server.start()
         self.address = address if self._config.uds is not None else f"{address.rpartition(':')[0]}:{port}"
+
+    def _listen(self, address: str) -> int:
+        config = self._config
+        credentials = None
+        if config.tls_cert is not None and config.tls_key is not None:
+            credentials = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca).credentials()
+        if config.uds is not None:
+            _remove_stale_socket(pathlib.Path(config.uds))
+        try:
+            if credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise BindError(f"cannot listen on {address}: the address is in use or not one of this machine's") from None
 
     async def set_serving(self, serving: bool) -> None:  # noqa: FBT001  # the one thing it says
         """Tell health's callers and watchers."""
@@ -92,9 +130,46 @@ class Transport:
 
     async def stop(self, grace: float) -> None:
         """Stop listening, and end what still runs after `grace` seconds."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._server.stop(grace)
         if self._config.uds is not None:
             _remove(self._config.uds)
+
+
+@contextlib.contextmanager
+def _socket_mode(config: ServerConfig) -> Iterator[None]:
+    """Give the UNIX socket that is made in the block its file mode, from its first moment on."""
+    if config.uds is None:
+        yield
+        return
+    before = os.umask(0o777 & ~config.uds_mode)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _warn_if_exposed(config: ServerConfig) -> None:
+    if config.uds is not None or _is_loopback(config.host):
+        return
+    if config.tls_cert is None and config.token_file is None:
+        logger.warning(
+            "listening on %s without TLS and without tokens: all who reach it can use the engine, and end and read each"
+            " other's requests (--tls-cert, --tls-client-ca, --token-file)",
+            config.host,
+        )
+    elif config.tls_cert is None:
+        logger.warning(
+            "listening on %s without TLS: tokens and requests can be read on their way (--tls-cert)", config.host
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _remove(path: str) -> None:
@@ -108,10 +183,14 @@ def _remove_stale_socket(path: pathlib.Path) -> None:
             raise BindError(f"cannot listen on unix:{path}: a file that is no socket is there")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise BindError(f"cannot listen on unix:{path}: {error.strerror}") from None
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
+        except OSError as error:
+            raise BindError(f"cannot listen on unix:{path}: {error.strerror or error}") from None
     raise BindError(f"cannot listen on unix:{path}: another server listens there")

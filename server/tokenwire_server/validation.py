@@ -89,6 +89,16 @@ def json_object(text: str, path: str) -> dict[str, Any]:
     return value
 
 
+def check_json_object(text: str, path: str) -> None:
+    """Check that a text which is passed on as it is holds a JSON object, of whatever content."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid_field(path, f"is no valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise invalid_field(path, "must be a JSON object")
+
+
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 

@@ -1,5 +1,7 @@
 """Real servers around functions that a test defines: `serve(Generate=...)` gives the address."""
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,8 +18,17 @@ from tokenwire.v1 import engine_service_pb2 as pb
 SERVICE = pb.DESCRIPTOR.services_by_name["EngineService"]
 
 
-def _method_handler(request_type: Any, response_type: Any, function: Callable[..., Any], *, streams: bool) -> Any:
-    make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+_KINDS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def _method_handler(
+    request_type: Any, response_type: Any, function: Callable[..., Any], *, streams: tuple[bool, bool]
+) -> Any:
+    make = _KINDS[streams]
     return make(function, request_type.FromString, response_type.SerializeToString)
 
 
@@ -25,15 +36,31 @@ def _handlers(methods: dict[str, Callable[..., Any]]) -> list[grpc.GenericRpcHan
     engine, health = {}, {}
     for name, function in methods.items():
         if name in ("Check", "Watch"):
-            health[name] = _method_handler(StringValue, Int32Value, function, streams=name == "Watch")
+            health[name] = _method_handler(StringValue, Int32Value, function, streams=(False, name == "Watch"))
         else:
             method = SERVICE.methods_by_name[name]
             request_type, response_type = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
-            engine[name] = _method_handler(request_type, response_type, function, streams=method.server_streaming)
+            streams = (method.client_streaming, method.server_streaming)
+            engine[name] = _method_handler(request_type, response_type, function, streams=streams)
     return [
         grpc.method_handlers_generic_handler(SERVICE.full_name, engine),
         grpc.method_handlers_generic_handler("grpc.health.v1.Health", health),
     ]
+
+
+@pytest_asyncio.fixture
+async def nothing_pending() -> AsyncIterator[None]:
+    """After each test: no task is left, and no exception was lost."""
+    complaints: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    yield
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert complaints == []
 
 
 @pytest_asyncio.fixture

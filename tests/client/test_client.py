@@ -58,6 +58,13 @@ async def test_deadline_and_metadata_arrive(serve: Serve) -> None:
         await client.generate([1], timeout=LIMIT, metadata=[("x-of-call", "2"), ("x-bin", b"\xff")])
 
 
+async def test_a_token_that_cannot_be_sent_is_not_shown() -> None:
+    # As it is read from a file.
+    with pytest.raises(tokenwire.InvalidArgumentError) as caught:
+        AsyncClient(token="secret\n")  # noqa: S106
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("metadata", [{"bad name": "x"}, {"": "x"}, {"k": "é"}, {"k": "a\nb"}, {"k": b"x"}], ids=str)
 async def test_metadata_that_cannot_be_sent(metadata: Any) -> None:
     with pytest.raises(tokenwire.InvalidArgumentError) as caught:

@@ -10,7 +10,14 @@ from google.protobuf.descriptor import EnumDescriptor
 import tokenwire
 from tokenwire._connection import Connection
 from tokenwire._input import GenerationOptions, generation_input
-from tokenwire.v1 import engine_info_pb2, engine_service_pb2, generation_pb2, logprobs_pb2, sampling_params_pb2
+from tokenwire.v1 import (
+    engine_info_pb2,
+    engine_service_pb2,
+    generation_pb2,
+    logprobs_pb2,
+    multiplex_pb2,
+    sampling_params_pb2,
+)
 
 PAIRS = [
     (tokenwire.SamplingParams, sampling_params_pb2.SamplingParams),
@@ -28,6 +35,12 @@ PAIRS = [
     (tokenwire.SpeculativeDecoding, generation_pb2.SpeculativeDecoding),
     (tokenwire.Logprobs, logprobs_pb2.Logprobs),
     (tokenwire.PromptLogprobs, logprobs_pb2.PromptLogprobs),
+    (tokenwire.MultiplexLogprobs, multiplex_pb2.MultiplexLogprobs),
+    (tokenwire.MultiplexFinish, multiplex_pb2.MultiplexFinish),
+    (tokenwire.MultiplexAccepted, multiplex_pb2.MultiplexAccepted),
+    (tokenwire.MultiplexRejection, multiplex_pb2.MultiplexRejection),
+    (tokenwire.MultiplexFailure, multiplex_pb2.MultiplexFailure),
+    (tokenwire.MultiplexPromptLogprobs, multiplex_pb2.MultiplexPromptLogprobs),
     (tokenwire.EngineInfo, engine_info_pb2.EngineInfo),
     (tokenwire.Adapter, engine_info_pb2.Adapter),
     (tokenwire.Limits, engine_info_pb2.Limits),
@@ -35,14 +48,25 @@ PAIRS = [
     (tokenwire.KvCache, engine_info_pb2.KvCache),
 ]
 
-METHODS = {"Generate": "generate", "GenerateStream": "stream", "Abort": "abort", "GetEngineInfo": "engine_info"}
-# To be added with the server's side of it.
-NOT_YET = {"Multiplex"}
+METHODS = {
+    "Generate": "generate",
+    "GenerateStream": "stream",
+    "Multiplex": "multiplex",
+    "Abort": "abort",
+    "GetEngineInfo": "engine_info",
+}
+NOT_BLOCKING = {"multiplex", "multiplex_steps"}
 
 
 @pytest.mark.parametrize(("ours", "contract"), PAIRS, ids=lambda value: value.__name__)
 def test_type_has_every_field_of_its_message(ours: type[msgspec.Struct], contract: Any) -> None:
     assert {field.name for field in msgspec.structs.fields(ours)} == set(contract.DESCRIPTOR.fields_by_name)
+
+
+def test_step_has_every_field_of_its_message_and_every_event() -> None:
+    events = {field.name for field in engine_service_pb2.MultiplexResponse.DESCRIPTOR.oneofs_by_name["event"].fields}
+    fields = {field.name for field in msgspec.structs.fields(tokenwire.MultiplexStep)}
+    assert fields == set(multiplex_pb2.MultiplexStep.DESCRIPTOR.fields_by_name) | (events - {"step"})
 
 
 def test_request_takes_every_field_of_the_input() -> None:
@@ -68,7 +92,7 @@ def test_enum_has_every_value(ours: Any, contract: EnumDescriptor, not_ours: set
 
 def test_client_has_every_rpc() -> None:
     rpcs = {method.name for method in engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].methods}
-    assert rpcs - NOT_YET == set(METHODS)
+    assert rpcs == set(METHODS)
     for name in METHODS.values():
         assert callable(getattr(tokenwire.AsyncClient, name))
 
@@ -81,7 +105,10 @@ def test_blocking_client_is_the_same_client() -> None:
             for name, member in members.items()
         }
 
-    assert face(tokenwire.Client) == face(tokenwire.AsyncClient)
+    expected = {
+        name: parameters for name, parameters in face(tokenwire.AsyncClient).items() if name not in NOT_BLOCKING
+    }
+    assert face(tokenwire.Client) == expected
     assert inspect.signature(tokenwire.Client) == inspect.signature(tokenwire.AsyncClient)
 
 

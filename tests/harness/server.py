@@ -38,6 +38,7 @@ class ServerProcess:
         self,
         arguments: Sequence[str],
         *,
+        wait: bool = True,
         ready_timeout: float = 100.0,
         stop_timeout: float = 45.0,
         environment: Mapping[str, str] | None = None,
@@ -46,12 +47,14 @@ class ServerProcess:
 
         Args:
             arguments: what follows `tokenwire serve`.
+            wait: whether entering the block waits for the ready line; else `wait_ready` does.
             ready_timeout: seconds to wait for the ready line.
             stop_timeout: seconds to wait for the end after a signal.
             environment: variables beside those of this process.
 
         """
         self._arguments = list(arguments)
+        self._wait = wait
         self._ready_timeout = ready_timeout
         self._stop_timeout = stop_timeout
         self._environment = processes.environment() | dict(environment or {})
@@ -88,8 +91,7 @@ class ServerProcess:
         """Return the living processes of vLLM that belong to the server."""
         return [process.pid for process in processes.in_session(self.pid) if process.is_engine]
 
-    def start(self) -> None:
-        """Start the process without waiting for anything."""
+    def _start(self) -> None:
         command: list[str | Path] = [COMMAND, "serve", "--port", "0", *self._arguments]
         folder = Path(self._folder.name)
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
@@ -160,8 +162,9 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         try:
-            self.start()
-            self.wait_ready()
+            self._start()
+            if self._wait:
+                self.wait_ready()
         except BaseException:
             self._discard()
             raise

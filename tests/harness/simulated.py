@@ -1,6 +1,7 @@
 """A server on the simulated device, and what tests say to it and see of it."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from tokenwire_server.simulated_device import step_log, write_model_folder
 from tokenwire_server.simulated_device.step_log import Step
 
 _T = TypeVar("_T")
-_LIMIT = 30.0
+_LIMIT = 60.0
 _POLL = 0.005
 
 VOCABULARY = 32_000
@@ -99,7 +100,9 @@ def submit(handle: int, message: generation_pb2.GenerationInput) -> pb.Multiplex
     return pb.MultiplexRequest(submit=multiplex_pb2.MultiplexSubmit(handle=handle, input=message))
 
 
-def serve(folder: Path, *arguments: str, device: str = "step_ms=5") -> Iterator[Simulated]:
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str, device: str = "step_ms=5") -> Iterator[Simulated]:
+    """Run a server for the time of the block."""
     log = folder / "steps.jsonl"
     model = write_model_folder(folder / "model", vocab_size=VOCABULARY)
     command = [str(model), "--max-model-len", "8192", "--max-num-seqs", str(MAX_NUM_SEQS)]

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc.aio
 import pytest
 
-from harness.simulated import Simulated, serve
+from harness.simulated import Simulated, serving
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
 
@@ -11,7 +11,8 @@ from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
     """A shared server, once for each of the two ways that outputs take."""
     path: list[str] = [] if request.param == "direct" else ["--no-direct-path"]
-    yield from serve(tmp_path_factory.mktemp(request.param), "--slow-reader-timeout", "2", *path)
+    with serving(tmp_path_factory.mktemp(request.param), "--slow-reader-timeout", "2", *path) as simulated:
+        yield simulated
 
 
 @pytest.fixture

@@ -5,7 +5,15 @@ from typing import Annotated
 import typer
 
 from tokenwire._version import __version__
+from tokenwire.cli import _chat, _generate
+from tokenwire.cli._abort import abort
+from tokenwire.cli._bench import bench
+from tokenwire.cli._chat import chat
 from tokenwire.cli._demo_model import demo_model
+from tokenwire.cli._generate import generate
+from tokenwire.cli._health import health
+from tokenwire.cli._info import info
+from tokenwire.cli._run import EXIT_CODES
 from tokenwire.cli._serve import serve
 
 __all__ = ["app"]
@@ -30,7 +38,6 @@ app = typer.Typer(
     name="tokenwire",
     callback=_root,
     no_args_is_help=True,
-    add_completion=False,
     # Plain tracebacks: a server's log is no place for boxes.
     pretty_exceptions_enable=False,
 )
@@ -39,4 +46,10 @@ app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )(serve)
+app.command(epilog=_generate.EXAMPLES + EXIT_CODES)(generate)
+app.command(epilog=_chat.EXAMPLES + EXIT_CODES)(chat)
+app.command(epilog=EXIT_CODES)(abort)
+app.command(epilog=EXIT_CODES)(info)
+app.command(epilog=EXIT_CODES)(health)
+app.command()(bench)
 app.command()(demo_model)

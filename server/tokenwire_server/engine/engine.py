@@ -1,9 +1,12 @@
 """The only owner of AsyncLLM."""
 
 import asyncio
+import contextlib
 import gc
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -17,20 +20,25 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_info_pb2, generation_pb2
 from tokenwire_server import simulated_device
+from tokenwire_server.engine import orphans
+from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
 from tokenwire_server.engine.direct import DirectOutputProcessor, Pump, incompatibility
 from tokenwire_server.engine.eos import eos_token_id
 from tokenwire_server.engine.faults import FAULTS, translate
+from tokenwire_server.engine.grammar import check_grammar
 from tokenwire_server.engine.info import engine_info
 from tokenwire_server.engine.limits import RequestLimits
-from tokenwire_server.engine.request import EngineRequest, to_engine
+from tokenwire_server.engine.request import EngineRequest, remote_prefill, to_engine
 from tokenwire_server.engine.sink import Sink
-from tokenwire_server.errors import RequestError, engine_dead, unsupported_field
+from tokenwire_server.errors import RequestError, engine_dead, invalid_field, unsupported_field
 
 logger = logging.getLogger(__name__)
 
 _BARRIER_TIMEOUT = 10.0
 """Seconds: a first step with log probabilities was seen to take 3."""
+_SHUTDOWN_TIMEOUT = 5.0
+"""Seconds for the engine process to end by itself."""
 
 
 class Engine:
@@ -44,6 +52,7 @@ class Engine:
         llm: AsyncLLM,
         *,
         keep_tokenizer: bool = False,
+        served_model_names: Sequence[str] = (),
         adapters: Iterable[LoRARequest] = (),
         direct_path: bool = True,
         refused_field: Callable[[SamplingParams], str | None] | None = None,
@@ -53,6 +62,7 @@ class Engine:
         Args:
             llm: the engine, ready but for its event loop.
             keep_tokenizer: whether it has a tokenizer.
+            served_model_names: names of the base model, of which the engine knows only the first.
             adapters: LoRA adapters that requests may name.
             direct_path: whether outputs may take the direct path, where vLLM's internals allow it.
             refused_field: names the first sampling field that the engine's device does not honour.
@@ -60,7 +70,9 @@ class Engine:
         """
         self._llm = llm
         self._adapters = {adapter.lora_name: adapter for adapter in adapters}
-        self.limits = RequestLimits.from_config(llm.vllm_config, keep_tokenizer=keep_tokenizer)
+        self.limits = RequestLimits.from_config(
+            llm.vllm_config, keep_tokenizer=keep_tokenizer, served_model_names=served_model_names
+        )
         self._eos_token_id = eos_token_id(llm.model_config)
         if not keep_tokenizer:
             # Without a tokenizer vLLM knows no EOS, so natural EOS would be reported as a stop token, and a model whose
@@ -77,11 +89,14 @@ class Engine:
         args: AsyncEngineArgs,
         *,
         keep_tokenizer: bool,
+        adapters: Iterable[LoRARequest] = (),
         direct_path: bool = True,
         simulated: bool = False,
     ) -> "Engine":
         """Load the model and start the engine process. Blocks, up to minutes; call it in a thread."""
+        orphans.adopt()
         args.skip_tokenizer_init = not keep_tokenizer
+        names = args.served_model_name or ()
         config = args.create_engine_config(UsageContext.API_SERVER)
         llm = AsyncLLM.from_vllm_config(
             config,
@@ -93,6 +108,8 @@ class Engine:
             return cls(
                 llm,
                 keep_tokenizer=keep_tokenizer,
+                served_model_names=[names] if isinstance(names, str) else names,
+                adapters=adapters,
                 direct_path=direct_path,
                 refused_field=simulated_device.unsupported if simulated else None,
             )
@@ -101,22 +118,55 @@ class Engine:
             raise
 
     async def start(self) -> None:
-        """Make the engine ready for requests.
+        """Make the engine ready for requests; where that fails, the engine is shut down.
 
         Raises:
             RequestError: the model cannot generate, UNSUPPORTED_METHOD.
+            AdapterError: an adapter cannot be loaded.
 
         """
+        try:
+            await self._start()
+        except BaseException:
+            await asyncio.to_thread(self.shutdown)
+            raise
+
+    async def _start(self) -> None:
         tasks = await self._llm.get_supported_tasks()
         if "generate" not in tasks:
             raise RequestError(
                 Reason.UNSUPPORTED_METHOD, f"this model does not generate; it supports {', '.join(tasks)}"
             )
+        for adapter in self._adapters.values():
+            await self._load(adapter)
         # vLLM asks for environment variables at every token, and keeps them only after this.
         envs.enable_envs_cache()
         # Full collections over vLLM's and torch's modules were seen to stop the server for 350 ms.
         gc.collect()
         gc.freeze()
+
+    async def _load(self, adapter: LoRARequest) -> None:
+        try:
+            await self._llm.add_lora(adapter)
+        except EngineDeadError:
+            raise
+        except Exception as error:  # whatever goes wrong in the engine process, as text
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            raise AdapterError(adapter, text[0]) from error
+        logger.info("loaded LoRA adapter %s from %s", adapter.lora_name, adapter.lora_path)
+
+    def check_admission(self, n: int) -> None:
+        """Refuse a request for which the engine's queue has no room, before work is spent on it.
+
+        Raises:
+            RequestError: QUEUE_FULL or QUEUED_TOKENS_LIMIT.
+
+        """
+        try:
+            # An n that can never be right is refused as such, later.
+            self._llm.check_admission(min(max(n, 1), self.limits.max_n))
+        except FAULTS as error:
+            raise translate(error, "") from error
 
     def request(
         self, message: generation_pb2.GenerationInput, request_id: str, *, stream: bool, path: str = "input"
@@ -130,10 +180,21 @@ class Engine:
         request = to_engine(message, self.limits, self._adapters, request_id=request_id, stream=stream, path=path)
         if self._refused_field is not None and (name := self._refused_field(request.params)) is not None:
             raise unsupported_field(f"{path}.sampling_params.{name}", "the simulated device does not honour it")
+        sampling_path = f"{path}.sampling_params"
+        if request.params.structured_outputs is not None:
+            grammar = message.sampling_params.structured_outputs
+            check_grammar(self._llm, request.params, grammar, f"{sampling_path}.structured_outputs")
+        try:
+            # Custom ones; vLLM asks them to refuse what they cannot honour with a mere ValueError.
+            self._llm.input_processor.validate_logits_processors_params(request.params)
+        except ValueError as error:
+            raise invalid_field(f"{sampling_path}.extra_args_json", f"a logits processor refuses it: {error}") from error
         return request
 
     async def add(self, request: EngineRequest, sink: Sink, path: str = "input") -> None:
         """Hand a request to the engine; its outputs go to `sink`.
+
+        Where this fails and the sink has an internal id all the same, the engine may have the request: abort it.
 
         Raises:
             RequestError: the engine refuses it or has died.
@@ -157,14 +218,41 @@ class Engine:
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
                 kv_hints=request.kv_hints,
             )
-        except FAULTS as error:
-            raise translate(error, path) from error
+        except BaseException as error:
+            # vLLM itself takes back only a request with n > 1.
+            if taken := self._llm.output_processor.external_req_ids.get(request.request_id):
+                sink.internal_id = taken[-1]
+            if isinstance(error, FAULTS):
+                raise translate(error, path) from error
+            raise
         finally:
             if self._direct is not None:
                 self._direct.forget(request.request_id)
         sink.internal_id = collector.request_id
         if self._direct is None:
             _ = self._spawn(Pump.run(collector, sink))
+
+    def release_remote_prefill(self, message: generation_pb2.GenerationInput) -> None:
+        """Let go of what another engine has computed for a request that does not reach this one. Never waits.
+
+        That engine would keep it until a lease ends.
+        """
+        if not self.limits.kv_transfer or (params := remote_prefill(message)) is None:
+            return
+        rank = message.data_parallel_rank if message.HasField("data_parallel_rank") else None
+        if rank is not None and rank >= self.limits.data_parallel_size:
+            rank = None
+        # Like an internal id: a live request may have the same one.
+        request_id = f"{message.request_id}-{uuid.uuid4().hex[:8]}"
+        _ = self._spawn(self._release(request_id, params, rank))
+
+    async def _release(self, request_id: str, params: Mapping[str, Any], rank: int | None) -> None:
+        try:
+            await self._llm.notify_kv_transfer_request_rejected(request_id, params, data_parallel_rank=rank)
+        except EngineDeadError:
+            logger.debug("the engine died before it could release a remote prefill")
+        except Exception:
+            logger.exception("could not release the remote prefill of request %s", request_id)
 
     def at_step_end(self, callback: Callable[[], None]) -> None:
         """Call back once the outputs of the running engine step are all there; soon, where none is running."""
@@ -215,13 +303,18 @@ class Engine:
         if self._llm.errored:
             raise engine_dead()
 
+    async def probe(self) -> None:
+        """Ask the engine something that it answers between two steps; an error is an answer."""
+        with contextlib.suppress(Exception):
+            await self._llm.is_paused()
+
     async def log_stats(self) -> None:
         """Write vLLM's own statistics line to the log."""
         await self._llm.do_log_stats()
 
     def shutdown(self) -> None:
-        """End the engine process. Blocks for seconds at most; safe to repeat."""
-        self._llm.shutdown()
+        """End the engine process, by force where it does not end by itself. Blocks for seconds; safe to repeat."""
+        self._llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
 
 
 def _direct_path(llm: AsyncLLM) -> DirectOutputProcessor | None:

@@ -33,10 +33,9 @@ def engine_info(
     for adapter in adapters:
         info.adapters.add(name=adapter.lora_name, path=adapter.lora_path)
     scheduler = config.scheduler_config
-    max_logprobs = model.max_logprobs
     info.limits.max_num_seqs = limits.max_num_seqs
     info.limits.max_num_batched_tokens = scheduler.max_num_batched_tokens
-    info.limits.max_logprobs = limits.vocab_size if max_logprobs == -1 else max_logprobs
+    info.limits.max_logprobs = limits.max_logprobs
     if scheduler.max_num_queued_reqs is not None:
         info.limits.max_num_queued_reqs = scheduler.max_num_queued_reqs
     if scheduler.max_num_queued_tokens is not None:

@@ -1,6 +1,7 @@
 """What the engine's configuration allows a request to ask for."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -16,13 +17,21 @@ class RequestLimits:
     vocab_size: int
     """Valid token ids are below it."""
     max_num_seqs: int
-    """Highest n."""
+    """Most sequences in one engine step."""
+    max_num_queued_reqs: int | None
+    """Most unfinished sequences; None means no limit."""
+    max_logprobs: int
+    """Highest number of further ids reported for each token."""
     data_parallel_size: int
     """Valid data-parallel ranks are below it."""
     priority_scheduling: bool
     """Whether priorities other than 0 mean something."""
     sampling_masks: bool
     """Whether the engine returns sampling masks, for which it needs random sampling and a bound."""
+    speculative: bool
+    """Whether the engine decodes speculatively, which trace replay excludes."""
+    kv_transfer: bool
+    """Whether the engine has a KV connector."""
     has_tokenizer: bool
     """Whether the server was started with --keep-tokenizer."""
     served_model_names: tuple[str, ...]
@@ -35,8 +44,13 @@ class RequestLimits:
     """Highest max_tokens that the server's configuration allows; None means no such limit."""
 
     @classmethod
-    def from_config(cls, config: VllmConfig, *, keep_tokenizer: bool) -> "RequestLimits":
-        """Read the limits from an engine's configuration, as it is once the engine is ready."""
+    def from_config(
+        cls, config: VllmConfig, *, keep_tokenizer: bool, served_model_names: Sequence[str] = ()
+    ) -> "RequestLimits":
+        """Read the limits from an engine's configuration, as it is once the engine is ready.
+
+        `served_model_names` are all names of the base model, of which the configuration keeps only the first.
+        """
         model = config.model_config
         defaults = dict(model.get_diff_sampling_param())
         max_tokens = defaults.pop("max_tokens", None)
@@ -50,17 +64,28 @@ class RequestLimits:
             max_model_len=model.max_model_len,
             vocab_size=model.get_vocab_size(),
             max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_queued_reqs=config.scheduler_config.max_num_queued_reqs,
+            max_logprobs=model.get_vocab_size() if model.max_logprobs == -1 else model.max_logprobs,
             data_parallel_size=config.parallel_config.data_parallel_size,
             priority_scheduling=config.scheduler_config.policy == "priority",
             sampling_masks=bool(model.return_sampling_mask),
+            speculative=config.speculative_config is not None,
+            kv_transfer=config.kv_transfer_config is not None,
             has_tokenizer=keep_tokenizer,
             served_model_names=tuple(
-                dict.fromkeys([*([names] if isinstance(names, str) else names or ()), model.model])
+                dict.fromkeys(
+                    [*served_model_names, *([names] if isinstance(names, str) else names or ()), model.model]
+                )
             ),
             defaults=defaults,
             default_max_tokens={} if max_tokens is None else {"max_tokens": max_tokens},
             override_max_tokens=override,
         )
+
+    @property
+    def max_n(self) -> int:
+        """Highest n: beyond it a request would never be admitted."""
+        return min(self.max_num_seqs, self.max_num_queued_reqs or self.max_num_seqs)
 
     def max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Return the most tokens that a request may generate; `asked` None means unset."""

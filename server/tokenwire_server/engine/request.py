@@ -68,7 +68,7 @@ def to_engine(
         )
     except FAULTS as error:
         raise translate(error, path) from error
-    _add_transfer_params(message, params, path)
+    _add_transfer_params(message, params, limits, path)
     request = EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, lora_request=lora)
     _add_routing(request, message, limits, path)
     _add_reasoning(request, message, limits, path)
@@ -108,11 +108,35 @@ def _adapter(
     )
 
 
-def _add_transfer_params(message: generation_pb2.GenerationInput, params: SamplingParams, path: str) -> None:
+def remote_prefill(message: generation_pb2.GenerationInput) -> dict[str, Any] | None:
+    """Return a request's KV transfer parameters where they announce what another engine has computed for it."""
+    sampling = message.sampling_params
+    try:
+        if message.HasField("kv_transfer_params_json"):
+            params = json_object(message.kv_transfer_params_json, "")
+        elif sampling.HasField("extra_args_json"):
+            params = json_object(sampling.extra_args_json, "").get("kv_transfer_params")
+        else:
+            return None
+    except RequestError:
+        return None
+    return params if isinstance(params, dict) and params.get("do_remote_prefill") else None
+
+
+def _add_transfer_params(
+    message: generation_pb2.GenerationInput, params: SamplingParams, limits: RequestLimits, path: str
+) -> None:
     if message.HasField("kv_transfer_params_json"):
         _add_extra(params, "kv_transfer_params", message.kv_transfer_params_json, f"{path}.kv_transfer_params_json")
     if message.HasField("ec_transfer_params_json"):
         _add_extra(params, "ec_transfer_params", message.ec_transfer_params_json, f"{path}.ec_transfer_params_json")
+    if params.n > 1 and limits.kv_transfer:
+        transfer = (params.extra_args or {}).get("kv_transfer_params")
+        # The first of the sequences to finish would let go of what the others still need, or none would.
+        if isinstance(transfer, dict) and (transfer.get("do_remote_prefill") or transfer.get("do_remote_decode")):
+            raise invalid_field(
+                f"{path}.sampling_params.n", f"must be 1 where the KV cache goes between engines, got {params.n}"
+            )
 
 
 def _add_extra(params: SamplingParams, key: str, text: str, field: str) -> None:

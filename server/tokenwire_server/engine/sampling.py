@@ -15,7 +15,7 @@ from tokenwire._contract import Reason
 from tokenwire.v1 import sampling_params_pb2 as pb
 from tokenwire_server.engine.limits import RequestLimits
 from tokenwire_server.errors import RequestError, Violation, invalid_field, unsupported_field
-from tokenwire_server.validation import json_object
+from tokenwire_server.validation import check_json_object, json_object
 
 # vLLM's V1 sampler on the device allows no more of them in one request.
 _MAX_BAD_WORDS = 128
@@ -83,6 +83,8 @@ def to_vllm(
         target, converted = convert(value, limits, field)
         arguments[target] = converted
     _check_together(arguments, limits, path)
+    if bad_words and "trace_decode_token_ids" in arguments:
+        raise invalid_field(f"{path}.trace_decode_token_ids", "excludes bad_words_token_ids")
     arguments["max_tokens"] = limits.max_tokens(arguments.get("max_tokens"), prompt_len)
     if (min_tokens := arguments.get("min_tokens", 0)) > arguments["max_tokens"]:
         raise invalid_field(
@@ -104,10 +106,16 @@ def to_vllm(
 
 def _check_together(arguments: dict[str, Any], limits: RequestLimits, path: str) -> None:
     n = arguments.get("n", 1)
-    if n > limits.max_num_seqs:
-        raise invalid_field(f"{path}.n", f"must be at most the engine's max_num_seqs, {limits.max_num_seqs}, got {n}")
+    if n > limits.max_n:
+        name = "max_num_seqs" if limits.max_n == limits.max_num_seqs else "max_num_queued_reqs"
+        raise invalid_field(f"{path}.n", f"must be at most the engine's {name}, {limits.max_n}, got {n}")
     if n > envs.VLLM_MAX_N_SEQUENCES:
         raise invalid_field(f"{path}.n", f"must be at most {envs.VLLM_MAX_N_SEQUENCES}, got {n}")
+    # vLLM checks it too, but only once the request is on its way, when its size has been taken seriously.
+    for name in ("logprobs", "prompt_logprobs"):
+        k = arguments.get(name, 0)
+        if (limits.vocab_size if k == -1 else k) > limits.max_logprobs:
+            raise invalid_field(f"{path}.{name}", f"must be at most the engine's max_logprobs, {limits.max_logprobs}")
     greedy = arguments.get("temperature", 1.0) < _GREEDY
     if n > 1 and greedy:
         raise invalid_field(f"{path}.n", f"must be 1 with greedy sampling (temperature 0), got {n}")
@@ -118,7 +126,9 @@ def _check_together(arguments: dict[str, Any], limits: RequestLimits, path: str)
         if arguments.get("top_k", 0) <= 0:
             raise invalid_field(f"{path}.top_k", "must be above 0: the engine returns sampling masks")
     if "trace_decode_token_ids" in arguments:
-        others = [name for name in _NOT_WITH_TRACE if name in arguments] + (["n"] if n > 1 else [])
+        others = [name for name in _NOT_WITH_TRACE if name in arguments]
+        others += ["n"] if n > 1 else []
+        others += ["speculative decoding"] if limits.speculative else []
         if others:
             raise invalid_field(f"{path}.trace_decode_token_ids", f"excludes {', '.join(others)}")
 
@@ -217,6 +227,8 @@ def _structured_outputs(
         constraint = True
     elif not constraint:
         raise invalid_field(f"{field}.{kind}", "must not be empty")
+    elif kind in {"json", "structural_tag"}:
+        check_json_object(constraint, f"{field}.{kind}")
     options: dict[str, Any] = {kind: constraint}
     for option in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
         if value.HasField(option):

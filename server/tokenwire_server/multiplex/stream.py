@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import generation_pb2, multiplex_pb2
+from tokenwire_server.access.caller import Caller
 from tokenwire_server.admission import admit, number_of_sequences
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, Violation, invalid_field
 from tokenwire_server.multiplex.columns import StepColumns
 from tokenwire_server.multiplex.handle import HandleSink
 from tokenwire_server.multiplex.pending import Pending
-from tokenwire_server.registry import Registry
+from tokenwire_server.registry import LiveRequest, Registry
 from tokenwire_server.slow_readers import Reader
 
 _PAUSE_EVERY = 8
@@ -24,12 +25,15 @@ _PAUSE_EVERY = 8
 class MultiplexStream(Reader):
     """One caller's stream. `run` yields its messages; leaving it lets go of all its requests, in one engine call."""
 
-    def __init__(self, engine: Engine, registry: Registry, *, check: Callable[[], None], max_requests: int) -> None:
+    def __init__(
+        self, engine: Engine, registry: Registry, caller: Caller, *, check: Callable[[], None], max_requests: int
+    ) -> None:
         """Make a stream.
 
         Args:
             engine: the engine.
             registry: the registry of live requests.
+            caller: whose stream it is.
             check: raises the RequestError of a server that takes no requests now.
             max_requests: most live requests.
 
@@ -37,6 +41,7 @@ class MultiplexStream(Reader):
         super().__init__()
         self._engine = engine
         self._registry = registry
+        self._caller = caller
         self._check = check
         self._max_requests = max_requests
         self._handles: dict[int, HandleSink] = {}
@@ -78,9 +83,12 @@ class MultiplexStream(Reader):
         self._pending.columns = StepColumns()
 
     def _drop_all(self) -> None:
-        live = (self._registry.find(sink.request_id) for sink in self._handles.values())
+        live = map(self._find, self._handles.values())
         self._registry.drop(*(request for request in live if request is not None))
         self._handles.clear()
+
+    def _find(self, sink: HandleSink) -> LiveRequest | None:
+        return self._registry.find(self._caller, sink.request_id)
 
     async def _read(self, actions: AsyncIterator[pb.MultiplexRequest]) -> None:
         count = 0
@@ -110,7 +118,9 @@ class MultiplexStream(Reader):
         self._handles[handle] = sink
         try:
             self._check_submit(submit)
-            live = await admit(self._engine, self._registry, message, sink, stream=True, path="submit.input")
+            live = await admit(
+                self._engine, self._registry, self._caller, message, sink, stream=True, path="submit.input"
+            )
         except RequestError as error:
             del self._handles[handle]
             self._pending.reject(handle, error)
@@ -124,6 +134,7 @@ class MultiplexStream(Reader):
     def _check_submit(self, submit: multiplex_pb2.MultiplexSubmit) -> None:
         if self._given_up is not None:
             raise self._given_up
+        self._caller.check()
         self._check()
         if len(self._handles) > self._max_requests:
             raise RequestError(
@@ -136,7 +147,7 @@ class MultiplexStream(Reader):
         requests = []
         for handle in abort.handles:
             sink = self._handles.get(handle)
-            live = None if sink is None else self._registry.find(sink.request_id)
+            live = None if sink is None else self._find(sink)
             if live is None:
                 error = RequestError(Reason.UNKNOWN_HANDLE, f"no live request of this stream has the handle {handle}")
                 self._pending.reject(handle, error)
@@ -150,7 +161,7 @@ class MultiplexStream(Reader):
         """Settle a request before its caller is told, so that it may use handle and id again at once."""
         if self._handles.get(sink.handle) is sink:
             del self._handles[sink.handle]
-        if (live := self._registry.find(sink.request_id)) is None or live.sink is not sink:
+        if (live := self._find(sink)) is None or live.sink is not sink:
             return
         for finish in finishes:
             if finish.finish_reason == generation_pb2.FINISH_REASON_ABORT and live.cut_short is not None:

@@ -1,0 +1,40 @@
+"""`tokenwire abort`: end requests by their ids."""
+
+from typing import Annotated
+
+import typer
+
+from tokenwire._abort import AbortOutcome
+from tokenwire.cli._options import Connect, connect, with_options
+from tokenwire.cli._output import print_json
+from tokenwire.cli._run import FAILED, run
+
+
+@with_options("server", connect)
+def abort(
+    request_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The requests' ids.")],
+    *,
+    server: Connect,
+    remember: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Also end requests with these ids that arrive within so long."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Abort requests, and return when the engine has let go of them.
+
+    Prints each id with ABORTED, ALREADY_FINISHED, REMEMBERED or NOT_FOUND, and exits with 1 if one was not found.
+    """
+
+    async def main() -> None:
+        async with server() as client:
+            results = await client.abort(request_ids, remember_unknown_for=remember)
+        if json:
+            print_json(results)
+        else:
+            for result in results:
+                typer.echo(f"{result.request_id} {result.outcome.name}")
+        if any(result.outcome is AbortOutcome.NOT_FOUND for result in results):
+            raise typer.Exit(FAILED)
+
+    run(main())

@@ -1,0 +1,224 @@
+"""`tokenwire bench`: put a load on a server and say what it costs."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tokenwire._bench._workload import Lengths, Mode, Workload
+from tokenwire._channel import DEFAULT_TARGET
+from tokenwire._errors import TokenwireError
+from tokenwire.cli._requires import requires
+
+if TYPE_CHECKING:
+    from tokenwire._bench._load import LoadRun, ProcessCost, Report
+    from tokenwire._bench._recording import Summary
+
+_DEFAULT_REQUESTS = 200
+_DEFAULT_CONCURRENCY = 32
+_MIB = 1024 * 1024
+_REFRESH_INTERVAL = 0.25
+_INTERRUPTED = 130
+
+
+def _lengths(text: str) -> Lengths:
+    try:
+        return Lengths.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def bench(
+    target: Annotated[str, typer.Argument(help="The server: host:port or unix:/path.")] = DEFAULT_TARGET,
+    *,
+    mode: Annotated[Mode, typer.Option(help="The RPC that carries the requests.")] = Mode.STREAM,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Number of requests; {_DEFAULT_REQUESTS} where there is no --duration."),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds after which no request is started; running ones end.")
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Most requests at once; {_DEFAULT_CONCURRENCY} where there is no --rate."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Requests a second, at random times (Poisson), not each as one ends."),
+    ] = None,
+    prompt_tokens: Annotated[
+        Lengths, typer.Option(parser=_lengths, metavar="N[-M]", help="Length of the prompts, or a range.")
+    ] = "128",  # type: ignore[assignment]  # typer parses it
+    output_tokens: Annotated[
+        Lengths, typer.Option(parser=_lengths, metavar="N[-M]", help="Length of the outputs, or a range.")
+    ] = "128",  # type: ignore[assignment]
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, help="Most likely tokens to report for each output token.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos/--stop-at-eos", help="Whether outputs have the full length.")
+    ] = True,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the measurement, one by one.")] = 1,
+    seed: Annotated[int, typer.Option(help="Equal seeds send equal requests.")] = 0,
+    server_pid: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="The server's process, for its CPU and memory; found where it listens on this machine."
+        ),
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the report as JSON; - writes it in place of the table.")
+    ] = None,
+) -> None:
+    """Put a load on a tokenwire server and report throughput, latency and CPU for each token.
+
+    Prompts are random token ids. The first request that fails ends the run: the command says why, reports what it had
+    measured and exits with 1. The server's CPU and memory are those of its own process, without the engine's.
+    """
+    workload = Workload(
+        mode=mode,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        requests=_DEFAULT_REQUESTS if requests is None and duration is None else requests,
+        duration_s=duration,
+        concurrency=_DEFAULT_CONCURRENCY if concurrency is None and rate is None else concurrency,
+        rate=rate,
+        logprobs=logprobs,
+        ignore_eos=ignore_eos,
+        warmup=warmup,
+        seed=seed,
+    )
+    with requires("pip install 'tokenwire[cli]'"):
+        from tokenwire._bench._load import LoadRun, WorkloadError
+        from tokenwire._bench._usage import find_listener
+    run = LoadRun(
+        target,
+        workload,
+        server_pid=find_listener(target) if server_pid is None else server_pid,
+        caller_pid=os.getpid(),
+    )
+    try:
+        error, exit_code = asyncio.run(_run(run))
+    except WorkloadError as refused:
+        typer.echo(f"tokenwire: {refused}", err=True)
+        raise typer.Exit(2) from None
+    report = run.report(error)
+    if json is not None:
+        _write_json(report, json)
+    if json != "-" and report.requests_started:
+        _print_report(report, sys.stdout)
+    if error is not None:
+        typer.echo(f"tokenwire: {_stopped(report)}{error}", err=True)
+    raise typer.Exit(exit_code)
+
+
+async def _run(run: "LoadRun") -> tuple[str | None, int]:
+    """Run with progress on a terminal; return why it ended early, if it did, and the exit code."""
+    progress = _progress(run)
+    watcher = asyncio.create_task(_show(run, progress))
+    try:
+        await run.run()
+    except TokenwireError as error:
+        return str(error), 1
+    except asyncio.CancelledError:
+        # Ctrl-C cancels the main task.
+        return "interrupted", _INTERRUPTED
+    finally:
+        watcher.cancel()
+        progress.stop()
+    return None, 0
+
+
+def _progress(run: "LoadRun") -> Progress:
+    # On the standard error, so that a report that is piped away stays clean; silent where that is no terminal.
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    progress.add_task("requests", total=run.workload.requests)
+    return progress
+
+
+async def _show(run: "LoadRun", progress: Progress) -> None:
+    progress.start()
+    while True:
+        progress.update(progress.task_ids[0], completed=run.completed, refresh=True)
+        await asyncio.sleep(_REFRESH_INTERVAL)
+
+
+def _write_json(report: "Report", file: str) -> None:
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    if file == "-":
+        sys.stdout.write(text.decode())
+        return
+    try:
+        Path(file).write_bytes(text)
+    except OSError as error:
+        typer.echo(f"tokenwire: cannot write {file}: {error.strerror}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _stopped(report: "Report") -> str:
+    if not report.requests_started:
+        return ""
+    planned = "" if report.workload.requests is None else f" of {report.workload.requests}"
+    return f"stopped after {report.requests_completed}{planned} requests: "
+
+
+def _print_report(report: "Report", file: TextIO) -> None:
+    rows = _rows(report)
+    if not file.isatty():
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            typer.echo(f"{name:<{width}}  {value}")
+        return
+    table = Table(title=f"{report.target}  {report.model or ''}", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in rows:
+        table.add_row(name, value)
+    Console(file=file).print(table)
+
+
+def _rows(report: "Report") -> list[tuple[str, str]]:
+    workload = report.workload
+    return [
+        ("mode", workload.mode),
+        ("requests", f"{report.requests_completed} completed in {report.wall_s:.2f} s"),
+        ("throughput", f"{report.output_tokens_per_s:,.0f} tokens/s, {report.requests_per_s:,.2f} requests/s"),
+        ("tokens", f"{report.prompt_tokens:,} in, {report.output_tokens:,} out"),
+        ("time to first token", _summary(report.time_to_first_token_ms)),
+        ("inter-token", _summary(report.inter_token_ms)),
+        ("end to end", _summary(report.end_to_end_ms)),
+        ("caller", _cost(report.caller)),
+        ("server", _cost(report.server)),
+    ]
+
+
+def _summary(summary: "Summary | None") -> str:
+    if summary is None:
+        return "not measured"
+    return f"p50 {summary.p50:.2f}, p90 {summary.p90:.2f}, p99 {summary.p99:.2f}, max {summary.max:.2f} ms"
+
+
+def _cost(cost: "ProcessCost | None") -> str:
+    if cost is None:
+        return "not known: no process of this machine was named or found"
+    cpu = "CPU not known" if cost.cpu_us_per_token is None else f"{cost.cpu_us_per_token:.1f} µs CPU/token"
+    memory = "memory not known" if cost.memory_bytes is None else f"{cost.memory_bytes / _MIB:.0f} MiB"
+    return f"{cpu}, {memory} (process {cost.pid})"

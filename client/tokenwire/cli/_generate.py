@@ -1,0 +1,87 @@
+"""`tokenwire generate`: token ids in, token ids out."""
+
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from tokenwire._results import Delta, GenerateResult
+from tokenwire._sampling_params import SamplingParams
+from tokenwire.cli._options import Connect, connect, sampling_params, with_options
+from tokenwire.cli._output import print_json, print_note, print_part
+from tokenwire.cli._run import run
+
+EXAMPLES = """
+Examples:
+
+tokenwire generate 504 3575 282 4649 314 --max-tokens 8 --temperature 0
+
+echo '[504, 3575, 282]' | tokenwire generate --stream
+
+tokenwire generate 504 3575 --json --params '{"n": 2, "logprobs": 1}'
+"""
+
+
+@with_options("server", connect)
+@with_options("params", sampling_params)
+def generate(
+    ids: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="ID...", help="The prompt's token ids; without any they are read from the input."),
+    ] = None,
+    *,
+    server: Connect,
+    params: SamplingParams,
+    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON; with --stream, one a delta.")] = False,
+    request_id: Annotated[str | None, typer.Option(metavar="ID", help="The request's id, for `abort`.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model or LoRA adapter.")] = None,
+) -> None:
+    """Continue a prompt of token ids and print the new ids, one line for each output."""
+    prompt = ids or _read_ids()
+
+    async def main() -> None:
+        async with server() as client:
+            if stream:
+                async with client.stream(prompt, params, request_id=request_id, model=model) as deltas:
+                    async for delta in deltas:
+                        _print_delta(delta, json=json)
+                if not json:
+                    typer.echo()
+                return
+            result = await client.generate(prompt, params, request_id=request_id, model=model)
+        if json:
+            print_json(result)
+        else:
+            _print_result(result)
+
+    run(main())
+
+
+def _read_ids() -> list[int]:
+    if sys.stdin.isatty():
+        raise typer.BadParameter("no token ids: name them, or send them to the input")
+    words = re.split(r"[\s,\[\]]+", sys.stdin.read().strip())
+    try:
+        return [int(word) for word in words if word]
+    except ValueError as error:
+        raise typer.BadParameter(f"the input must be token ids: {error}") from None
+
+
+def _print_delta(delta: Delta, *, json: bool) -> None:
+    if json:
+        print_json(delta)
+        return
+    for output in delta.outputs:
+        prefix = f"{output.index}:" if output.index else ""
+        print_part("".join(f"{prefix}{token_id} " for token_id in output.token_ids))
+
+
+def _print_result(result: GenerateResult) -> None:
+    for output in result.outputs:
+        typer.echo(" ".join(map(str, output.token_ids)))
+    reasons = ", ".join(
+        "unfinished" if output.finish_reason is None else output.finish_reason for output in result.outputs
+    )
+    print_note(f"{reasons}; {result.usage.prompt_tokens} tokens in, {result.usage.completion_tokens} out")

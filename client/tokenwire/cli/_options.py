@@ -1,0 +1,133 @@
+"""Options that several sub-commands have, and what they make of them."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import grpc
+import msgspec
+import typer
+
+from tokenwire._channel import DEFAULT_TARGET
+from tokenwire._client import AsyncClient
+from tokenwire._sampling_params import SamplingParams
+
+Connect: TypeAlias = Callable[[], AsyncClient]
+"""Makes a client of the server that the options name."""
+
+_SERVER = "Server"
+_SAMPLING = "Sampling"
+
+
+def connect(
+    *,
+    target: Annotated[
+        str,
+        typer.Option(
+            envvar="TOKENWIRE_TARGET", metavar="TARGET", help="host:port or unix:/path.", rich_help_panel=_SERVER
+        ),
+    ] = DEFAULT_TARGET,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TOKENWIRE_TOKEN",
+            show_envvar=True,
+            metavar="TOKEN",
+            help="Bearer token; the variable hides it from the process list.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Use TLS; the file options imply it.", rich_help_panel=_SERVER)
+    ] = False,
+    ca_cert: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Certificates to trust, in place of the system's.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    client_cert: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, metavar="FILE", help="Certificate of this client.", rich_help_panel=_SERVER
+        ),
+    ] = None,
+    client_key: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Its private key.", rich_help_panel=_SERVER),
+    ] = None,
+) -> Connect:
+    """Read the options of the connection."""
+    if (client_cert is None) != (client_key is None):
+        raise typer.BadParameter("--client-cert and --client-key go together")
+    credentials = None
+    if tls or ca_cert is not None or client_cert is not None:
+        credentials = grpc.ssl_channel_credentials(
+            None if ca_cert is None else ca_cert.read_bytes(),
+            None if client_key is None else client_key.read_bytes(),
+            None if client_cert is None else client_cert.read_bytes(),
+        )
+    return lambda: AsyncClient(target, token=token, credentials=credentials)
+
+
+def sampling_params(
+    *,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", help="Randomness; 0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="X", help="Probability mass to consider.", rich_help_panel=_SAMPLING)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of the random numbers.", rich_help_panel=_SAMPLING)
+    ] = None,
+    params: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help='Any fields of SamplingParams: \'{"min_tokens": 4, "logprobs": 2}\'.',
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+) -> SamplingParams:
+    """Read the options of sampling; what is not named is the model's default."""
+    named = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    try:
+        fields = {} if params is None else msgspec.json.decode(params, type=dict[str, Any])
+        unknown = fields.keys() - set(SamplingParams.__struct_fields__)
+        if unknown:
+            raise typer.BadParameter(f"--params: SamplingParams has no {min(unknown)!r}")
+        fields |= {name: value for name, value in named.items() if value is not None}
+        return msgspec.convert(fields, SamplingParams, str_keys=True)
+    except msgspec.MsgspecError as error:
+        raise typer.BadParameter(f"--params: {error}") from None
+
+
+def with_options(parameter: str, build: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `build` in place of a parameter, which then gets what `build` makes of them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = inspect.signature(build, eval_str=True).parameters
+        signature = inspect.signature(command, eval_str=True)
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            built = build(**{name: values.pop(name) for name in options})
+            command(**values, **{parameter: built})
+
+        own = [value for name, value in signature.parameters.items() if name != parameter]
+        # typer reads both.
+        run.__signature__ = signature.replace(parameters=[*own, *options.values()])  # type: ignore[attr-defined]
+        run.__annotations__ = {value.name: value.annotation for value in (*own, *options.values())}
+        return run
+
+    return decorate

@@ -1,0 +1,133 @@
+"""Text in, text out, over a remote engine that knows tokens only."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeAlias, Unpack, cast
+
+from tokenwire._client import AsyncClient
+from tokenwire._multiplex import Multiplex
+from tokenwire._sampling_params import SamplingParams
+from tokenwire.text._assembler import TextAssembler
+from tokenwire.text._carrier import Carrier, Started, carrier_of
+from tokenwire.text._errors import TokenizerError, TokenizerMismatchError
+from tokenwire.text._options import CompletionOptions, TextOptions
+from tokenwire.text._request import TextRequest
+from tokenwire.text._result import TextResult
+from tokenwire.text._stream import TextStream
+from tokenwire.text._tokenizer import Message, TextTokenizer
+
+Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
+"""A text, the messages of a chat, or token ids."""
+
+
+class TextClient:
+    """Completes text: tokenizes, detokenizes and watches for stop strings on this side, and aborts at a match.
+
+        text = await TextClient.open(client, "MODEL_DIR")
+        result = await text.complete("The capital of France is", SamplingParams(max_tokens=8), stop=["."])
+
+    Answers are those of vLLM's own server for the same input. One output for each request: of several, one that is done
+    could not be ended before the others. To sample several, start several; the prefix cache makes them cheap.
+    """
+
+    def __init__(self, engine: AsyncClient | Multiplex | Carrier, tokenizer: TextTokenizer) -> None:
+        self._carrier = carrier_of(engine)
+        self.tokenizer = tokenizer
+        """The tokenizer."""
+
+    @classmethod
+    async def open(cls, client: AsyncClient, folder: str | Path | None = None) -> Self:
+        """Load the tokenizer of a model's folder and check that the engine knows its ids.
+
+        folder None: the engine's own model, where it is a folder of this machine. Raises TokenizerError,
+        TokenizerMismatchError and what `engine_info` raises.
+        """
+        info = await client.engine_info()
+        if folder is None:
+            if not Path(info.model).is_dir():  # noqa: ASYNC240  # one look, at start-up
+                raise TokenizerError(
+                    f"the engine's model, {info.model}, is not a folder here: name the tokenizer's folder"
+                )
+            folder = info.model
+        tokenizer = await asyncio.to_thread(TextTokenizer.load, folder)
+        if info.vocab_size is not None and tokenizer.vocab_size > info.vocab_size:
+            raise TokenizerMismatchError(
+                f"the tokenizer in {folder} has {tokenizer.vocab_size} ids, more than the {info.vocab_size} of "
+                f"{info.model}: it belongs to another model"
+            )
+        return cls(client, tokenizer)
+
+    def over(self, engine: AsyncClient | Multiplex | Carrier) -> Self:
+        """Give a client with the same tokenizer whose requests another carries, `client.multiplex()` for example."""
+        return type(self)(engine, self.tokenizer)
+
+    async def encode(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, template_options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Give a prompt's token ids: of messages by the chat template. Raises ChatTemplateError."""
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
+        if prompt and isinstance(prompt[0], Mapping):
+            messages = cast("Sequence[Message]", prompt)
+            return await asyncio.to_thread(self.tokenizer.encode_chat, messages, template_options)
+        return list(cast("Sequence[int]", prompt))
+
+    async def complete(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[TextOptions]
+    ) -> TextResult:
+        """Complete a prompt and return when the text has ended.
+
+        The options are those of `TextOptions` and `GenerationOptions`. Raises InvalidArgumentError, also for an empty
+        stop string, ChatTemplateError, and what `AsyncClient.generate` raises.
+        """
+        completion = CompletionOptions(sampling_params, options)
+        if completion.stop:
+            async with self._stream(prompt, completion) as pieces:
+                async for _ in pieces:
+                    pass
+            return pieces.result
+        token_ids = await self._encode(prompt, completion)
+        answer = await self._carrier.generate(token_ids, completion.params, **completion.generation)
+        request = self._request(token_ids, completion)
+        request.take(answer)
+        return request.result(answer.request_id)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[TextOptions]
+    ) -> TextStream:
+        """Complete a prompt and give the text as it comes; see `TextStream`.
+
+            async with text.stream(messages, params, stop=["###"]) as pieces:
+                async for piece in pieces:
+                    print(piece, end="", flush=True)
+
+        The arguments and the errors are those of `complete`; the options' own errors are raised here, the others by the
+        start.
+        """
+        return self._stream(prompt, CompletionOptions(sampling_params, options))
+
+    def _stream(self, prompt: Prompt, completion: CompletionOptions) -> TextStream:
+        async def start() -> tuple[TextRequest, Started]:
+            token_ids = await self._encode(prompt, completion)
+            request = self._request(token_ids, completion)
+            return request, self._carrier.start(token_ids, completion.params, **completion.generation)
+
+        return TextStream(start)
+
+    async def _encode(self, prompt: Prompt, completion: CompletionOptions) -> list[int]:
+        return await self.encode(
+            prompt,
+            add_special_tokens=completion.add_special_tokens,
+            template_options=completion.template_options,
+        )
+
+    def _request(self, token_ids: list[int], completion: CompletionOptions) -> TextRequest:
+        detokenizer = self.tokenizer.detokenizer(token_ids, skip_special_tokens=completion.skip_special_tokens)
+        assembler = TextAssembler(
+            detokenizer,
+            completion.stop,
+            min_tokens=completion.params.min_tokens or 0,
+            include_stop_str_in_output=completion.include_stop,
+        )
+        return TextRequest(token_ids, assembler)

@@ -1,0 +1,1 @@
+"""Who may call, and whose requests are whose: TLS, bearer tokens, principals."""

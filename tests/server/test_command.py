@@ -1,0 +1,65 @@
+import sys
+from types import ModuleType
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tokenwire._command
+from tokenwire._version import __version__
+from tokenwire.cli import app
+from tokenwire.cli._requires import requires
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["MODEL", "--port", "0", "-tp", "2", "--max-model-len=512"],
+        ["--port", "0", "MODEL", "--no-enable-prefix-caching", "--version", "--"],
+        ["--help"],
+        ["-h"],
+        [],
+    ],
+)
+def test_serve_hands_every_argument_over_untouched(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    received: list[list[str]] = []
+
+    def main(argv: list[str]) -> int:
+        received.append(argv)
+        return 7
+
+    module = ModuleType("tokenwire_server.main")
+    module.main = main  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tokenwire_server.main", module)
+    assert CliRunner().invoke(app, ["serve", *arguments]).exit_code == 7
+    assert received == [arguments]
+
+
+def test_a_missing_package_is_one_line_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as exit_info, requires("pip install it"):
+        raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
+    assert exit_info.value.exit_code == 2
+    line = "tokenwire: this command needs the package vllm, which is not installed: pip install it\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_missing_module_of_our_own_keeps_its_traceback() -> None:
+    with pytest.raises(ModuleNotFoundError), requires("pip install it"):
+        raise ModuleNotFoundError("No module named 'tokenwire_server.gone'", name="tokenwire_server.gone")
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"tokenwire {__version__}\n")
+
+
+def test_the_command_without_typer_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("tokenwire.cli")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as exit_info:
+        tokenwire._command.main()
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == "tokenwire: the command needs its extra: pip install 'tokenwire[cli]'\n"
