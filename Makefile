@@ -77,6 +77,10 @@ lock: ## Compile requirements/*.in into the hashed locks; versions stay unless U
 	@$(COMPILE) $(UPGRADE) requirements/generate.in --output-file requirements/generate.lock
 	@$(COMPILE) $(UPGRADE) requirements/uv.in --output-file requirements/uv.lock
 
+.PHONY: soak
+soak: setup ## Run the long tests: ten minutes of chaos, 50,000 streams that are left (about 25 minutes)
+	@TOKENWIRE_SOAK_SECONDS=600 TOKENWIRE_SOAK_STREAMS=50000 python -m pytest tests/simulated/test_chaos.py tests/simulated/test_memory.py
+
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches; the demo model's cache stays
 	@rm -rf .venv .venv-bench .venv-generate bench/logs bench/results.json .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -11,7 +11,7 @@ from tokenwire.v1 import generation_pb2 as pb
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The keyword arguments of `generate` and `stream` that go into the request; each left out or None is not set."""
+    """The keyword arguments of `generate`, `stream` and `submit` that go into the request; None or left out: not set."""
 
     request_id: str | None
     """Id of the request, for `abort` and for the engine's logs: 1 to 256 visible ASCII characters, unique among the live

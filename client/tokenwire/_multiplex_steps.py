@@ -33,7 +33,7 @@ class MultiplexSteps(AsyncIterator[MultiplexStep]):
         """Start a request and give its handle, without waiting. The arguments are those of `AsyncClient.generate`.
 
         The handle is the request's until the step that tells its last finish, its rejection or its failure; it may be
-        given out again once the step after that one is asked for.
+        given out again once the step after that one is asked for. `return_prompt_token_ids` has no effect here.
 
         Raises InvalidArgumentError and ResourceExhaustedError for what cannot be sent, ClientClosedError outside of
         the block and after `done_submitting`, and what ended the stream where it has ended. What the server refuses

@@ -75,6 +75,9 @@ class Chaos:
                     if error.code() not in EXPECTED:
                         raise
                     self.ends[error.code().name] += 1
+                except asyncio.InvalidStateError:
+                    # grpc.aio's word for a write on a stream whose connection was cut.
+                    self.ends["UNAVAILABLE"] += 1
 
     async def _unary(self, stub: EngineServiceStub) -> None:
         count, request_id = self.max_tokens(), self.request_id()

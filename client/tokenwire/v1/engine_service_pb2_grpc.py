@@ -104,8 +104,10 @@ class EngineServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Multiplex(self, request_iterator, context):
-        """Carries many requests on one stream, with one message for each engine step.
-        When the caller closes its side, running requests finish and the stream ends;
+        """Carries many requests on one stream, with one message for each engine step, and
+        fewer and larger ones where the caller reads slowly. What concerns one request
+        alone, a refusal for example, is an event of that request and never ends the
+        stream. When the caller closes its side, running requests finish and the stream ends;
         when the call is cancelled or breaks, all its requests are aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -37,8 +37,10 @@ class EngineServiceStub:
     a sequence, and the last message carries the usage.
     """
     Multiplex: _aio.StreamStreamMultiCallable[_engine_service_pb2.MultiplexRequest, _engine_service_pb2.MultiplexResponse]
-    """Carries many requests on one stream, with one message for each engine step.
-    When the caller closes its side, running requests finish and the stream ends;
+    """Carries many requests on one stream, with one message for each engine step, and
+    fewer and larger ones where the caller reads slowly. What concerns one request
+    alone, a refusal for example, is an event of that request and never ends the
+    stream. When the caller closes its side, running requests finish and the stream ends;
     when the call is cancelled or breaks, all its requests are aborted.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.AbortRequest, _engine_service_pb2.AbortResponse]
@@ -89,8 +91,10 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_engine_service_pb2.MultiplexRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_engine_service_pb2.MultiplexRequest], _abc.AsyncIterator[_engine_service_pb2.MultiplexResponse]],
     ) -> _abc.AsyncIterator[_engine_service_pb2.MultiplexResponse]:
-        """Carries many requests on one stream, with one message for each engine step.
-        When the caller closes its side, running requests finish and the stream ends;
+        """Carries many requests on one stream, with one message for each engine step, and
+        fewer and larger ones where the caller reads slowly. What concerns one request
+        alone, a refusal for example, is an event of that request and never ends the
+        stream. When the caller closes its side, running requests finish and the stream ends;
         when the call is cancelled or breaks, all its requests are aborted.
         """
 

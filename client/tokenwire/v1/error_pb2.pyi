@@ -80,7 +80,9 @@ class FieldViolation(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """Path of the field, "input.sampling_params.top_p" for example."""
+    """Path of the field in the caller's message, "submit.input.sampling_params.top_p"
+    for example.
+    """
     description: _builtins.str
     """What is wrong with it and what would be right."""
     def __init__(

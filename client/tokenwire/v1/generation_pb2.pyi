@@ -164,7 +164,8 @@ class GenerationInput(_message.Message):
     If not set, none.
     """
     return_prompt_token_ids: _builtins.bool
-    """Whether the prompt's token ids come back with the first response.
+    """Whether the prompt's token ids come back with the first response. Multiplex has
+    no place for them and ignores this.
 
     If not set, false.
     """

@@ -186,7 +186,9 @@ class MultiplexLogprobs(_message.Message):
 
     @_builtins.property
     def top_ks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number k of further ids for each of those entries' tokens."""
+        """Number k of further ids for each of those entries' tokens. The same for all
+        entries of a request.
+        """
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

@@ -110,12 +110,12 @@ class SamplingParams(_message.Message):
     presence_penalty: _builtins.float
     """Penalty for tokens that the output already holds, -2 to 2.
 
-    If not set, 0.0 (off).
+    If not set, generation_config, else 0.0 (off).
     """
     frequency_penalty: _builtins.float
     """Penalty for tokens by their count in the output, -2 to 2.
 
-    If not set, 0.0 (off).
+    If not set, generation_config, else 0.0 (off).
     """
     repetition_penalty: _builtins.float
     """Penalty factor for tokens that the prompt or the output holds, above 0.
@@ -184,7 +184,8 @@ class SamplingParams(_message.Message):
     """
     extra_args_json: _builtins.str
     """Arguments for custom sampling code and plug-ins: a JSON object, passed on
-    verbatim. A key given twice is an error.
+    verbatim. A key given twice, a number beyond 64 bits, NaN and nesting deeper
+    than 64 levels are errors, as in every field of this contract that holds JSON.
 
     If not set, none.
     """
