@@ -1,24 +1,23 @@
 """vLLM's own HTTP server, to compare with: its process and all that it starts are gone when the block is left."""
 
-import os
-import signal
+import contextlib
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
 from harness import processes
 
-_READY_TIMEOUT = 100.0
+_READY_TIMEOUT = 200.0
+_STOP_TIMEOUT = 20.0
 _POLL = 0.2
 
 
-@contextmanager
+@contextlib.contextmanager
 def vllm_server(arguments: Sequence[str], log: Path) -> Iterator[httpx.Client]:
     """Run `vllm serve` on a free port of this machine, and give a client of it.
 
@@ -47,12 +46,13 @@ def vllm_server(arguments: Sequence[str], log: Path) -> Iterator[httpx.Client]:
             yield client
     finally:
         try:
-            os.kill(process.pid, signal.SIGTERM)
-            process.wait(30)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.terminate()
+                process.wait(_STOP_TIMEOUT)
+        finally:
             process.kill()
             process.wait()
-        processes.kill_session(process.pid)
+            processes.kill_session(process.pid)
 
 
 def _wait_ready(client: httpx.Client, process: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -6,6 +6,7 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -105,7 +106,7 @@ async def test_a_wrong_file_ends_the_start_with_one_line_and_exit_code_3(
     folder: Path, field: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cert, key = Authority().server().write(folder, "server")
-    files = {"tls_cert": cert, "tls_key": key, "tls_client_ca": cert, field: str(folder / "none")}
+    files: dict[str, Any] = {"tls_cert": cert, "tls_key": key, "tls_client_ca": cert, field: str(folder / "none")}
     config = ServerConfig(port=0, **files)
     assert await run_to_its_end(config) == ExitCode.STARTUP
     option = field.replace("_", "-")
