@@ -24,8 +24,10 @@ from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, Violation
 
-_KEPT = 100_000
-"""Most finished requests whose outcome is kept for late aborts, and most ids remembered for a later arrival."""
+_KEPT_OUTCOMES = 16_384
+"""Most finished requests whose outcome is kept for late aborts: 4 MB or so."""
+_KEPT_REMEMBERED = 100_000
+"""Most ids remembered for a later arrival: ten full Abort calls."""
 
 
 _Key = tuple[str, str]
@@ -237,7 +239,7 @@ class Registry:
                 self._idle.set_result(None)
         self._outcomes[live.key] = outcome
         self._outcomes.move_to_end(live.key)
-        if len(self._outcomes) > _KEPT:
+        if len(self._outcomes) > _KEPT_OUTCOMES:
             self._outcomes.popitem(last=False)
 
     def _unknown(self, key: _Key, remember_seconds: float | None) -> AbortOutcome.ValueType:
@@ -245,6 +247,6 @@ class Registry:
             return ABORT_OUTCOME_NOT_FOUND
         self._remembered[key] = time.monotonic() + remember_seconds
         self._remembered.move_to_end(key)
-        if len(self._remembered) > _KEPT:
+        if len(self._remembered) > _KEPT_REMEMBERED:
             self._remembered.popitem(last=False)
         return ABORT_OUTCOME_REMEMBERED

@@ -175,7 +175,17 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
                 _end_prefill(state, output)
             # An exception here would end the server, so it ends the one request.
             try:
-                self._pass_on(state, sink, output, weight_version)
+                if output.finish_reason is None:
+                    sink.step(output, weight_version)
+                else:
+                    sink.last_step(
+                        output,
+                        output.finish_reason,
+                        state.stats,
+                        state.num_cached_tokens,
+                        output.spec_decode_metrics,
+                        weight_version,
+                    )
             except Exception:
                 logger.exception("could not pass on an output of request %s", state.external_req_id)
                 sink.fail(RequestError(Reason.INTERNAL, "internal error; the server's log has the cause"))
@@ -185,19 +195,6 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         if not ordinary:
             return OutputProcessorOutput(request_outputs=[], reqs_to_abort=[])
         return super().process_outputs(ordinary, engine_core_timestamp, iteration_stats, weight_version)
-
-    def _pass_on(self, state: RequestState, sink: Sink, output: EngineCoreOutput, weight_version: str | None) -> None:
-        if output.finish_reason is None:
-            sink.step(output, weight_version)
-        else:
-            sink.last_step(
-                output,
-                output.finish_reason,
-                state.stats,
-                state.num_cached_tokens,
-                output.spec_decode_metrics,
-                weight_version,
-            )
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
         """Note the end of an engine step."""
