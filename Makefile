@@ -35,7 +35,7 @@ test: setup ## Set everything up and run every test
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no engine
-	@python -m pytest tests/client tests/server
+	@python -m pytest tests/client tests/server tests/text
 
 .PHONY: bench
 bench: ## Compare with every other way to drive vLLM and write docs/performance.md; QUICK=1 only looks, in two minutes
@@ -62,7 +62,8 @@ generate: ## Generate the Python stubs from protos/
 	@.venv-generate/bin/python scripts/generate.py
 
 .PHONY: check
-check: lint ## lint, the committed stubs are up to date, the client runs on its lowest and highest versions
+check: lint ## lint, the contract breaks nobody, the stubs are up to date, the client runs on its lowest and highest versions
+	@buf breaking --against contract/v0.1.0.binpb
 	@scripts/setup.sh generate
 	@.venv-generate/bin/python scripts/generate.py --check
 	@python scripts/check_versions.py

@@ -66,16 +66,13 @@ async def _cancel(contender: CancelsStreams, server_pid: int, command: CancelStr
     prompt = list(range(1_000, 1_000 + _CANCEL_PROMPT_TOKENS))
     # The first ones fill pools and caches.
     await contender.cancel(prompt, max(command.streams // 10, 500), _CANCEL_CONCURRENCY)
-    before = resident_bytes(server_pid), resident_bytes(os.getpid())
-    await contender.cancel(prompt, command.streams, _CANCEL_CONCURRENCY)
-    await asyncio.sleep(_SETTLE)
-    return Memory(
-        streams=command.streams,
-        server_before=before[0],
-        server_after=resident_bytes(server_pid),
-        caller_before=before[1],
-        caller_after=resident_bytes(os.getpid()),
-    )
+    server, caller = [resident_bytes(server_pid)], [resident_bytes(os.getpid())]
+    for _ in range(4):
+        await contender.cancel(prompt, command.streams // 4, _CANCEL_CONCURRENCY)
+        await asyncio.sleep(_SETTLE)
+        server.append(resident_bytes(server_pid))
+        caller.append(resident_bytes(os.getpid()))
+    return Memory(streams=command.streams, server=server, caller=caller)
 
 
 async def _answer(contender: Any, server_pid: int, command: Command) -> Sample | Memory | Failure:

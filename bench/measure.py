@@ -50,13 +50,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory before and after many cancelled streams."""
+    """Memory in bytes while many streams are cancelled: before, after each quarter of them."""
 
     streams: int
-    server_before: int
-    server_after: int
-    caller_before: int
-    caller_after: int
+    server: list[int]
+    caller: list[int]
 
 
 def sample(case: Case, seen: Seen, *, wall_s: float, server_cpu_s: float, caller_cpu_s: float) -> Sample:

@@ -21,7 +21,7 @@ from bench.measure import Memory, Sample
 from tokenwire import Client, HealthStatus, TokenwireError
 
 _START_TIMEOUT = 300.0
-_ANSWER_TIMEOUT = 300.0
+_ANSWER_TIMEOUT = 600.0
 _STOP_TIMEOUT = 20.0
 _POLL_INTERVAL = 0.1
 

@@ -4,6 +4,7 @@
 #   scripts/setup.sh uv         .venv with Python 3.11 and the pinned installer
 #   scripts/setup.sh engine     ... and the CPU engine, tokenwire itself and what the demo needs   (make demo)
 #   scripts/setup.sh dev        ... and the tools of tests and checks                              (make test, make lint)
+#   scripts/setup.sh bench      .venv-bench with the benchmark's contenders and plots on top of the engine (make bench)
 #   scripts/setup.sh generate   .venv-generate with the stub generator                             (make generate)
 #
 # PYTHON names the interpreter to build on, PIP_FIND_LINKS folders with wheels; neither has to be set.
@@ -93,6 +94,14 @@ install_dev() {
     install_lock .venv requirements/dev.lock || die "uv could not install requirements/dev.lock; see its message above."
 }
 
+# Not into .venv: smg-grpc-servicer is a plug-in of every vLLM that finds it, and the tests run in .venv.
+install_bench() {
+    say "installing the benchmark's contenders and plots into .venv-bench (150 MB, a few seconds)"
+    install_lock .venv-bench requirements/bench.lock || die "uv could not install requirements/bench.lock; see its message above."
+    printf 'import site; site.addsitedir("%s")\n' "$PWD/.venv/lib/python3.11/site-packages" \
+        >.venv-bench/lib/python3.11/site-packages/tokenwire-engine.pth
+}
+
 install_generate() {
     say "installing the stub generator into .venv-generate (15 MB, a few seconds)"
     install_lock .venv-generate requirements/generate.lock ||
@@ -123,6 +132,12 @@ level_dev() {
     inputs=(requirements/dev.lock) && once .venv dev install_dev
 }
 
+level_bench() {
+    level_engine
+    ensure_venv .venv-bench
+    inputs=(requirements/bench.lock) && once .venv-bench bench install_bench
+}
+
 level_generate() {
     level_uv
     ensure_venv .venv-generate
@@ -136,6 +151,6 @@ if command -v flock >/dev/null; then
 fi
 
 case "${1:-}" in
-    uv | engine | dev | generate) "level_$1" ;;
-    *) die "usage: scripts/setup.sh uv|engine|dev|generate" ;;
+    uv | engine | dev | bench | generate) "level_$1" ;;
+    *) die "usage: scripts/setup.sh uv|engine|dev|bench|generate" ;;
 esac

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 
 from tokenwire._contract import Reason
 from tokenwire_server.errors import RequestError
@@ -17,6 +18,8 @@ _SHORT_STALL = 1.0
 """Seconds that a reader may stand still however much waits for it."""
 _MAX_WAITING = 500_000
 """Values (token ids, log probabilities) that may wait for a reader that has stood still for longer: about 30 MB."""
+_MAX_WAITING_TOGETHER = 5_000_000
+"""As above, for all such readers together: those for whom the most waits go first."""
 
 
 class Reader:
@@ -67,7 +70,7 @@ class SlowReaders:
         while True:
             await asyncio.sleep(min(_INTERVAL, self._timeout / 2))
             now = time.monotonic()
-            for reader in [r for r in self._readers if self._is_too_slow(r, now)]:
+            for reader in self._too_slow(now):
                 self._readers.discard(reader)
                 reader.give_up(
                     RequestError(
@@ -76,8 +79,17 @@ class SlowReaders:
                     )
                 )
 
-    def _is_too_slow(self, reader: Reader, now: float) -> bool:
-        if reader.blocked_since is None:
-            return False
-        stalled = now - reader.blocked_since
-        return stalled > self._timeout or (stalled > _SHORT_STALL and reader.waiting() > _MAX_WAITING)
+    def _too_slow(self, now: float) -> list[Reader]:
+        found, waiting = [], []
+        for reader in self._readers:
+            stalled = 0.0 if reader.blocked_since is None else now - reader.blocked_since
+            if stalled > self._timeout:
+                found.append(reader)
+            elif stalled > _SHORT_STALL:
+                waiting.append((reader.waiting(), reader))
+        together = 0
+        for values, reader in sorted(waiting, key=itemgetter(0)):
+            together += values
+            if values > _MAX_WAITING or together > _MAX_WAITING_TOGETHER:
+                found.append(reader)
+        return found

@@ -16,7 +16,9 @@ def fill(message: GenerationInput, metadata: Metadata | None) -> None:
         message.trace_headers.update(_headers(metadata))
 
 
-def fill_submits(actions: AsyncIterator[MultiplexRequest], metadata: Metadata | None) -> AsyncIterator[MultiplexRequest]:
+def fill_submits(
+    actions: AsyncIterator[MultiplexRequest], metadata: Metadata | None
+) -> AsyncIterator[MultiplexRequest]:
     """Do the same for the requests of a Multiplex stream."""
     headers = _headers(metadata or ())
     return _fill_each(actions, headers) if headers else actions

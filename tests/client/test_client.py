@@ -194,6 +194,7 @@ async def test_nobody_listens() -> None:
 
 
 async def test_listener_that_never_answers_is_given_up() -> None:
+    """FIELD_LOG 3."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = f"127.0.0.1:{silent.getsockname()[1]}"
         async with AsyncClient(target, connect_timeout=0.2) as client:
@@ -236,6 +237,7 @@ async def test_message_over_the_limit(serve: Serve, option: str) -> None:
 
 
 async def test_answers_beyond_grpcs_own_default_of_4_mib_fit(serve: Serve) -> None:
+    """FIELD_LOG 5."""
     async with AsyncClient(await serve(Generate=echo)) as client:
         result = await client.generate([2**32 - 1] * 1_000_000, timeout=LIMIT)
     assert len(result.token_ids) == 1_000_000

@@ -89,6 +89,7 @@ async def test_deltas_of_several_requests(serve: Serve) -> None:
 
 
 async def test_deltas_are_merged_until_they_are_read(serve: Serve) -> None:
+    """FIELD_LOG S6."""
     async with opened(serve) as (peer, mux, _):
         slow, quick = mux.submit([1]), mux.submit([1])
         for token_id in range(5):
@@ -472,6 +473,7 @@ async def break_by_leaving_the_block(_peer: MultiplexPeer, opened: Opened) -> No
 async def test_the_end_of_the_call_is_one_error_for_each_open_stream(
     serve: Serve, how: Callable[[MultiplexPeer, Opened], Awaitable[None]], expected: type[Exception]
 ) -> None:
+    """FIELD_LOG 11."""
     async with opened(serve) as all_:
         peer, mux, _ = all_
         done, unread, reading, awaited = (mux.submit([1]) for _ in range(4))

@@ -83,7 +83,7 @@ def test_public_names_are_these() -> None:
 def test_no_public_module_beside_the_stubs() -> None:
     folder = Path(tokenwire.__file__).parent
     modules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert {name for name in modules if not name.startswith("_")} == {"cli", "v1"}
+    assert {name for name in modules if not name.startswith("_")} == {"cli", "text", "v1"}
 
 
 def test_package_is_typed_and_versioned() -> None:
@@ -92,6 +92,7 @@ def test_package_is_typed_and_versioned() -> None:
 
 
 def test_import_is_light() -> None:
+    """FIELD_LOG 17."""
     code = "import sys, tokenwire; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     heavy = {"numpy", "torch", "vllm", "transformers", "typer", "rich", "grpc_status", "tokenwire_server"}

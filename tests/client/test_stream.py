@@ -45,6 +45,8 @@ class Endless:
 
 
 async def test_deltas(serve: Serve) -> None:
+    """FIELD_LOG S6."""
+
     async def handler(request: pb.GenerateStreamRequest, _context: Context) -> AsyncIterator[pb.GenerateStreamResponse]:
         yield chunk(1, request_id=request.input.request_id)
         yield chunk(2, 3)
@@ -204,6 +206,7 @@ async def leave_by_deadline(client: AsyncClient, handler: Endless) -> None:
 async def test_leaving_the_stream_ends_the_call(
     serve: Serve, leave: Callable[[AsyncClient, Endless], Awaitable[None]]
 ) -> None:
+    """FIELD_LOG 6."""
     handler = Endless()
     # The client stays open: closing its channel would end the call too. With grpc.aio's own iterator the event is
     # never set after a break or a drop.

@@ -33,6 +33,7 @@ class Engine:
         self.options: list[dict[str, Any]] = []
         self.aborts = 0
         self.closed = 0
+        self.has_started = asyncio.Event()
         self.has_closed = asyncio.Event()
 
     def usage(self, count: int) -> Usage:
@@ -55,6 +56,7 @@ class Engine:
         self.prompts.append(prompt)
         self.params.append(params)
         self.options.append(options)
+        self.has_started.set()
         deltas = Deltas(self)
         return Started(deltas, deltas.abort)
 

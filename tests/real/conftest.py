@@ -27,6 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(FOLDER):
             item.add_marker(pytest.mark.real)
+            # A start takes 20 seconds, and several times that on a machine that is busy with something else.
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +68,7 @@ def arguments(model: str) -> list[str]:
 @pytest.fixture(scope="session")
 def server(arguments: list[str]) -> Iterator[ServerProcess]:
     """The server that all tests share."""
-    with ServerProcess(arguments) as server:
+    with ServerProcess(arguments, ready_timeout=250) as server:
         yield server
 
 
@@ -114,7 +117,7 @@ def references(model: str, encode: Callable[[str], list[int]], tmp_path_factory:
     }
     folder: Path = tmp_path_factory.mktemp("reference")
     (folder / "job.json").write_text(json.dumps(job))
-    finished = run([sys.executable, FOLDER / "reference.py", folder / "job.json", folder / "answers.json"])
+    finished = run([sys.executable, FOLDER / "reference.py", folder / "job.json", folder / "answers.json"], timeout=250)
     assert finished.exit_code == 0, finished.stderr
     answers = json.loads((folder / "answers.json").read_text())
     return {name: Reference(**request, answer=answers[name]) for name, request in job["requests"].items()}

@@ -1,7 +1,7 @@
 """What AsyncLLM itself answers, in a process without gRPC or tokenwire: `python reference.py JOB.json ANSWER.json`.
 
-A job has the arguments of `vllm serve` and requests, each with a prompt and vLLM's sampling parameters. The tokenizer is
-loaded, as `vllm serve` does it.
+A job has the arguments of `vllm serve` and requests, each with a prompt and vLLM's sampling parameters, and the folder
+of a LoRA adapter where it is for one. The tokenizer is loaded, as `vllm serve` does it.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -20,7 +21,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 async def answer(llm: AsyncLLM, name: str, request: dict[str, Any]) -> dict[str, Any]:
     params = SamplingParams(**request["params"], output_kind=RequestOutputKind.FINAL_ONLY)
     final = None
-    async for output in llm.generate(tokens_input(request["prompt"]), params, name):
+    adapter = LoRARequest("adapter", 1, request["adapter"]) if "adapter" in request else None
+    async for output in llm.generate(tokens_input(request["prompt"]), params, name, lora_request=adapter):
         final = output
     assert final is not None
     completion = final.outputs[0]

@@ -57,6 +57,7 @@ def fields_of(error: StatusError) -> list[str]:
     ids=["empty", "vocab_size", "2^31", "2^32-1", "context", "far beyond the context"],
 )
 async def test_prompt(client: AsyncClient, bad_prompt: list[int], field: str) -> None:
+    """FIELD_LOG S1."""
     for error in await refusals(client, bad_prompt, SHORT):
         assert isinstance(error, InvalidArgumentError)
         assert error.reason == Reason.INVALID_FIELD
@@ -86,13 +87,13 @@ async def test_prompt(client: AsyncClient, bad_prompt: list[int], field: str) ->
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -2}, "logprobs"),
         ({"prompt_logprobs": 1000}, "prompt_logprobs"),
-        ({"stop_token_ids": [49152]}, "stop_token_ids"),
-        ({"logit_bias": {49152: 1.0}}, "logit_bias"),
+        ({"stop_token_ids": [49152]}, "stop_token_ids[0]"),
+        ({"logit_bias": {49152: 1.0}}, "logit_bias[49152]"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias"),
-        ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"allowed_token_ids": [49152]}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids.token_ids"),
+        ({"allowed_token_ids": [49152]}, "allowed_token_ids.token_ids[0]"),
         ({"bad_words_token_ids": [[1], []]}, "bad_words_token_ids[1].token_ids"),
-        ({"bad_words_token_ids": [[49152]]}, "bad_words_token_ids[0].token_ids"),
+        ({"bad_words_token_ids": [[49152]]}, "bad_words_token_ids[0].token_ids[0]"),
         ({"bad_words_token_ids": [[1]] * 129}, "bad_words_token_ids"),
         ({"bad_words_token_ids": [[1] * 1025]}, "bad_words_token_ids"),
     ],
@@ -132,6 +133,7 @@ async def test_options(client: AsyncClient, prompt: list[int], options: dict[str
 
 
 async def test_empty_abort_list(client: AsyncClient) -> None:
+    """FIELD_LOG 32."""
     with pytest.raises(InvalidArgumentError) as caught:
         await client.abort([])
     assert fields_of(caught.value) == ["request_ids"]

@@ -131,7 +131,7 @@ async def test_a_call_that_is_left_gives_its_place_in_the_engine_free(
     """
     async with full_engine(client, prompt, free=1):
         await leave(client, prompt, "left")
-        result = await client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=2), timeout=20)
+        result = await client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=2), timeout=60)
         assert len(result.token_ids) == 2
         assert await outcomes(client, "left") == [AbortOutcome.ALREADY_FINISHED]
 
@@ -140,7 +140,7 @@ async def test_a_queued_call_that_is_left_never_runs(client: AsyncClient, prompt
     async with full_engine(client, prompt, free=0) as running:
         queued = client.stream(prompt, ENDLESS, request_id="queued")
         waiting = asyncio.create_task(anext(queued))
-        behind = asyncio.create_task(client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1), timeout=20))
+        behind = asyncio.create_task(client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1), timeout=60))
         # A step later both are in the queue, and no place is free.
         async with client.stream(prompt, ENDLESS, timeout=1) as stream:
             with pytest.raises(DeadlineExceededError):

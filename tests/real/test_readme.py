@@ -41,6 +41,7 @@ def test_the_server_of_the_example_has_the_options_of_the_tests(arguments: list[
 
 @pytest.mark.parametrize("command", GRPCURL, ids=lambda command: command.split()[-1])
 def test_grpcurl(server: ServerProcess, command: str) -> None:
+    """FIELD_LOG 18."""
     assert ADDRESS in command
     # grpcurl is in the environment's folder, as `tokenwire` is.
     line = f"PATH={shlex.quote(str(COMMAND.parent))}:$PATH {command.replace(ADDRESS, server.address)}"
@@ -59,6 +60,7 @@ def test_grpcurl(server: ServerProcess, command: str) -> None:
 
 
 def test_the_python_example(server: ServerProcess) -> None:
+    """FIELD_LOG 60."""
     (code,) = python_blocks()
     assert ADDRESS in code
     finished = run([sys.executable, "-c", code.replace(ADDRESS, server.address)], timeout=60)

@@ -81,6 +81,7 @@ async def test_deltas_add_up_to_the_unary_result(client: AsyncClient, prompt: li
 
 
 async def test_natural_eos_is_a_stop_without_a_stop_token(client: AsyncClient, prompt: list[int]) -> None:
+    """FIELD_LOG S2."""
     info = await client.engine_info()
     (output,) = (await client.generate(prompt, GREEDY)).outputs
     assert (output.finish_reason, output.stop_token_id) == (FinishReason.STOP, None)
@@ -99,6 +100,7 @@ async def test_min_tokens_keeps_eos_away(client: AsyncClient, prompt: list[int])
 
 
 async def test_a_stop_token_is_reported_and_kept(client: AsyncClient, prompt: list[int]) -> None:
+    """FIELD_LOG 51."""
     params = SamplingParams(temperature=0.0, max_tokens=64, stop_token_ids=[MEMBER, 7])
     (output,) = (await client.generate(prompt, params)).outputs
     assert (output.finish_reason, output.stop_token_id) == (FinishReason.STOP, MEMBER)
@@ -151,6 +153,8 @@ async def test_three_sequences(client: AsyncClient, prompt: list[int]) -> None:
 
 
 async def test_a_seed_makes_sampling_repeatable(client: AsyncClient, prompt: list[int]) -> None:
+    """FIELD_LOG 47."""
+
     def params(seed: int) -> SamplingParams:
         return SamplingParams(temperature=1.5, seed=seed, max_tokens=16, ignore_eos=True)
 
@@ -160,12 +164,14 @@ async def test_a_seed_makes_sampling_repeatable(client: AsyncClient, prompt: lis
 
 
 async def test_unset_temperature_is_not_zero(client: AsyncClient, prompt: list[int]) -> None:
+    """FIELD_LOG 46."""
     greedy = (await client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=16))).token_ids
     sampled = [(await client.generate(prompt, SamplingParams(seed=s, max_tokens=16))).token_ids for s in range(3)]
     assert any(tokens != greedy for tokens in sampled)
 
 
 async def test_bad_words_are_never_emitted(client: AsyncClient, prompt: list[int]) -> None:
+    """FIELD_LOG 49."""
     free = (await client.generate(prompt, GREEDY)).token_ids
     start = free.index(MEMBER)
     pair = free[start : start + 2]

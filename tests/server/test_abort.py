@@ -30,6 +30,7 @@ async def server(request: pytest.FixtureRequest, vllm_config: VllmConfig) -> Any
 
 
 async def test_a_waiting_unary_call_ends_ok_with_the_tokens_so_far(server: FakeEngineServer) -> None:
+    """FIELD_LOG 35."""
     call = server.generate(request_id="a")
     request = await server.core.next_request()
     request.step(5, 6)
@@ -80,6 +81,7 @@ async def test_all_sequences_of_a_request(server: FakeEngineServer) -> None:
 
 
 async def test_outcomes_come_in_the_order_asked_and_alike_for_a_repeated_id(server: FakeEngineServer) -> None:
+    """FIELD_LOG 33."""
     live = server.generate(request_id="live")
     await server.core.next_request()
     server.core.answer = [5]
@@ -123,6 +125,7 @@ async def test_many_requests_are_one_message_to_the_engine(server: FakeEngineSer
 
 @pytest.mark.parametrize("other", ["a", "abc", "AB", "ab-", "0_ab", "b"])
 async def test_only_the_exact_id_counts(server: FakeEngineServer, other: str) -> None:
+    """FIELD_LOG S4."""
     call = server.generate(request_id="ab")
     request = await server.core.next_request()
     assert await server.abort(other, request.internal_id) == [ABORT_OUTCOME_NOT_FOUND] * 2
@@ -132,6 +135,7 @@ async def test_only_the_exact_id_counts(server: FakeEngineServer, other: str) ->
 
 
 async def test_from_another_connection(server: FakeEngineServer) -> None:
+    """FIELD_LOG 29."""
     call = server.generate(request_id="a")
     await server.core.next_request()
     async with server.connect() as channel:
@@ -170,6 +174,7 @@ async def test_an_end_that_the_caller_has_not_read_yet_is_not_an_abort(server: F
 
 
 async def test_the_answer_waits_until_the_engine_has_acted(server: FakeEngineServer) -> None:
+    """FIELD_LOG S5."""
     server.core.confirmation.clear()
     call = server.generate(request_id="a")
     await server.core.next_request()

@@ -281,6 +281,7 @@ async def test_no_token_and_no_prompt_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """FIELD_LOG S8."""
     caplog.set_level(logging.DEBUG)
     wrong = "wrong-token-0123456789"
     prompt = [111, 222, 333]

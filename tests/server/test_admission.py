@@ -32,6 +32,7 @@ async def refusal(server: FakeEngineServer, n: int) -> Any:
 
 
 async def test_n_sequences_take_n_places(limited: FakeEngineServer) -> None:
+    """FIELD_LOG 52."""
     four = asyncio.create_task(limited.stream(sampling={"n": 4}).read())
     sequences = await limited.core.next_requests(4)
     assert await refusal(limited, 1) == RETRY
@@ -64,6 +65,7 @@ async def test_n_that_never_fits_is_no_matter_of_waiting(limited: FakeEngineServ
 
 
 async def test_a_full_queue_refuses_before_the_prompt_is_converted(limited: FakeEngineServer) -> None:
+    """FIELD_LOG 53."""
     four = limited.generate(sampling={"n": 4})
     sequences = await limited.core.next_requests(4)
     with mock.patch.object(conversion, "_check_prompt", side_effect=AssertionError) as check:
@@ -117,6 +119,7 @@ BAD: dict[str, dict[str, Any]] = {
 async def test_a_refused_request_lets_go_of_its_prefill(
     decode: FakeEngineServer, fields: dict[str, Any], stream: bool
 ) -> None:
+    """FIELD_LOG 41."""
     call = decode.stream(**fields, kv_transfer_params_json=KV) if stream else None
     awaitable = call.read() if call is not None else decode.generate(**fields, kv_transfer_params_json=KV)
     assert (await failure_of(awaitable)).code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
@@ -136,6 +139,7 @@ async def test_so_does_one_of_a_multiplex_stream(decode: FakeEngineServer) -> No
 
 
 async def test_so_does_one_that_finds_the_queue_full(decode: FakeEngineServer) -> None:
+    """FIELD_LOG 41."""
     four = decode.generate(sampling={"n": 4})
     sequences = await decode.core.next_requests(4)
     failure = await failure_of(decode.generate(kv_transfer_params_json=KV))
@@ -174,6 +178,7 @@ async def test_so_does_one_that_a_draining_server_refuses(decode: FakeEngineServ
 
 
 async def test_one_that_is_cancelled_on_its_way_into_the_engine_is_aborted_there(decode: FakeEngineServer) -> None:
+    """FIELD_LOG 39, 41."""
     decode.core.admission.clear()
     call = decode.generate(kv_transfer_params_json=KV)
     request = await decode.core.next_request()
@@ -202,12 +207,14 @@ async def test_nothing_is_told_to_an_engine_without_a_connector(server: FakeEngi
 
 @pytest.mark.parametrize("key", ["do_remote_prefill", "do_remote_decode"])
 async def test_several_sequences_cannot_share_a_transfer(decode: FakeEngineServer, key: str) -> None:
+    """FIELD_LOG 40."""
     failure = await failure_of(decode.generate(sampling={"n": 2}, kv_transfer_params_json=json.dumps({key: True})))
     assert (failure.reason, failure.fields) == ("INVALID_FIELD", ("input.sampling_params.n",))
 
 
 @pytest.mark.parametrize("direct_path", [True, False], ids=["direct", "ordinary"])
 async def test_what_the_connector_gives_comes_back_on_every_rpc(decode_config: VllmConfig, direct_path: bool) -> None:
+    """FIELD_LOG 30, S7."""
     async with FakeEngineServer.run(decode_config, direct_path=direct_path) as server:
         multiplex = server.stub.Multiplex()
         submit = MultiplexSubmit(handle=1, input=GenerationInput(prompt_token_ids=[1]))

@@ -149,6 +149,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "field"), BAD_INPUTS, ids=lambda value: str(value)[:60])
 async def test_a_bad_field_of_the_input(server: FakeEngineServer, fields: dict[str, Any], field: str) -> None:
+    """FIELD_LOG 48, S1."""
     failure = await refusal(server, **fields)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert failure.fields == (f"input.{field}",)
@@ -156,6 +157,7 @@ async def test_a_bad_field_of_the_input(server: FakeEngineServer, fields: dict[s
 
 @pytest.mark.parametrize(("sampling", "field"), BAD_SAMPLING, ids=lambda value: str(value)[:60])
 async def test_a_bad_sampling_field(server: FakeEngineServer, sampling: dict[str, Any], field: str) -> None:
+    """FIELD_LOG S9."""
     failure = await refusal(server, sampling=sampling)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert failure.fields == (f"input.sampling_params.{field}",)
@@ -188,6 +190,7 @@ async def test_an_empty_constraint(vllm_config: VllmConfig, structured: Structur
 async def test_what_needs_the_tokenizer_says_which_option_loads_it(
     server: FakeEngineServer, fields: dict[str, Any], field: str
 ) -> None:
+    """FIELD_LOG S3."""
     failure = await refusal(server, **fields)
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TOKENIZER_REQUIRED")
     assert failure.fields == (f"input.{field}",)
@@ -239,6 +242,7 @@ async def test_a_request_without_input(server: FakeEngineServer, request_type: A
 async def test_a_bad_abort(
     server: FakeEngineServer, request_ids: list[str], remember: Duration | None, field: str
 ) -> None:
+    """FIELD_LOG 32."""
     request = pb.AbortRequest(request_ids=request_ids, remember_unknown_for=remember)
     failure = await failure_of(server.stub.Abort(request))
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")

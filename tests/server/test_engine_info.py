@@ -42,6 +42,7 @@ async def test_the_model_and_its_limits(vllm_config: VllmConfig) -> None:
 
 
 async def test_what_the_operator_has_set(tmp_path: Path) -> None:
+    """FIELD_LOG 62."""
     config = make_config(
         tmp_path,
         served_model_name=["first", "second"],
@@ -77,6 +78,7 @@ async def test_each_name_of_the_model_may_be_used(tmp_path: Path) -> None:
 async def test_the_seed_of_block_hashes(
     server: FakeEngineServer, monkeypatch: pytest.MonkeyPatch, seed: str | None
 ) -> None:
+    """FIELD_LOG 62."""
     if seed is None:
         monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     else:

@@ -61,6 +61,7 @@ def test_a_folder_without_tokenizer_has_the_id_of_config_json(tmp_path: Path, va
 
 
 async def test_engine_info_names_the_tokenizers_eos_first(tmp_path: Path) -> None:
+    """FIELD_LOG S2."""
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [30, 8, 2]}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>", "added_tokens_decoder": ADDED}))
     async with FakeEngineServer.run(make_config(tmp_path)) as server:

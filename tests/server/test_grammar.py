@@ -49,7 +49,7 @@ TAG = '{"type": "structural_tag", "format": {"type": "const_string", "value": "y
         {"json": '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'},
         # What only the second parser takes.
         {"json": '{"type": "integer", "multipleOf": 3}'},
-        {"json": "{}", "disable_any_whitespace": True, "disable_additional_properties": True},
+        {"json": "{}", "disable_any_whitespace": False, "disable_additional_properties": False},
         {"json_object": JsonObject()},
         {"regex": "[ab]{2,5}"},
         {"choice": Choice(choices=["yes", 'say "no"', "a\nb\\"])},
@@ -106,6 +106,17 @@ async def test_a_bad_grammar_says_what_its_parser_says(
     assert failure.fields == (f"input.sampling_params.structured_outputs.{kind}",)
     assert text in failure.message
     await server.check_alive()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("disable_any_whitespace", True), ("disable_additional_properties", True), ("whitespace_pattern", " ?")],
+)
+async def test_an_option_that_vllm_would_ignore_is_refused(server: FakeEngineServer, option: str, value: Any) -> None:
+    structured = StructuredOutputsParams(json="{}", **{option: value})
+    failure = await failure_of(server.generate(sampling={"structured_outputs": structured}))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED_FIELD")
+    assert failure.fields == (f"input.sampling_params.structured_outputs.{option}",)
 
 
 async def test_with_the_tokenizer_eos_is_its_own(server: FakeEngineServer) -> None:

@@ -45,6 +45,7 @@ async def test_health_while_loading_and_when_ready(loading: FakeEngineServer, na
 
 @each_name
 async def test_a_watch_tells_each_change(loading: FakeEngineServer, name: str) -> None:
+    """FIELD_LOG 19."""
     watch = health_pb2_grpc.HealthStub(loading.channel).Watch(health_pb2.HealthCheckRequest(service=name))
     assert (await within(watch.read())).status == NOT_SERVING
     await loading.transport.set_serving(True)
@@ -55,6 +56,7 @@ async def test_a_watch_tells_each_change(loading: FakeEngineServer, name: str) -
 
 
 async def test_an_unknown_service(server: FakeEngineServer) -> None:
+    """FIELD_LOG 19."""
     stub = health_pb2_grpc.HealthStub(server.channel)
     request = health_pb2.HealthCheckRequest(service="other")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -80,6 +82,7 @@ async def reflect(server: FakeEngineServer, version: str, **request: Any) -> Any
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_lists_the_services(server: FakeEngineServer, version: str) -> None:
+    """FIELD_LOG 18."""
     response = await reflect(server, version, list_services="")
     names = {service.name for service in response.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health", f"grpc.reflection.{version}.ServerReflection"} <= names
@@ -87,6 +90,7 @@ async def test_reflection_lists_the_services(server: FakeEngineServer, version: 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_describes_the_service(server: FakeEngineServer, version: str) -> None:
+    """FIELD_LOG 18."""
     response = await reflect(server, version, file_containing_symbol=SERVICE)
     files = [FileDescriptorProto.FromString(raw) for raw in response.file_descriptor_response.file_descriptor_proto]
     [service] = [service for file in files for service in file.service]

@@ -69,6 +69,7 @@ def every_feature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(("field", "value", "name", "expected"), ARRIVES)
 async def test_a_field_arrives(every_feature: Any, field: str, value: Any, name: str, expected: Any) -> None:
+    """FIELD_LOG 48."""
     async with FakeEngineServer.run(every_feature, keep_tokenizer=True, adapters=[ADAPTER]) as server:
         assert getattr(await sent(server, **{field: value}), name) == expected
 

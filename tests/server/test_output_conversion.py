@@ -124,6 +124,7 @@ def test_prompt_logprobs_of_a_prompt_of_one_token_are_present_and_empty() -> Non
 
 
 def test_scores_of_prompt_logprob_token_ids() -> None:
+    """FIELD_LOG S7."""
     scores = np.array([[-1.0, -2.0], [-3.0, -math.inf]], dtype=np.float32)
     message = unary(output(completion(5), prompt_token_id_logprobs=scores)).prompt_logprobs
     assert list(message.token_id_logprobs) == [-1.0, -2.0, -3.0, -math.inf]
@@ -282,6 +283,7 @@ ROWS = [
 async def test_logprobs_stay_in_their_columns_for_a_reader_that_lags(
     vllm_config: VllmConfig, direct_path: bool, n: int
 ) -> None:
+    """FIELD_LOG S6."""
     async with FakeEngineServer.run(vllm_config, direct_path=direct_path) as server:
         call = server.stream(sampling={"logprobs": 2, "n": n})
         sequences = await server.core.next_requests(n)
@@ -321,6 +323,7 @@ async def test_columns_that_another_request_of_the_batch_asked_for_are_left_out(
 async def test_weight_versions_of_a_request_that_lived_through_an_update(
     vllm_config: VllmConfig, direct_path: bool
 ) -> None:
+    """FIELD_LOG 59."""
     async with FakeEngineServer.run(vllm_config, direct_path=direct_path) as server:
         call = server.generate()
         request = await server.core.next_request()
@@ -331,6 +334,7 @@ async def test_weight_versions_of_a_request_that_lived_through_an_update(
 
 
 async def test_a_request_that_the_engine_ends_with_an_error(server: FakeEngineServer) -> None:
+    """FIELD_LOG 24."""
     call = server.stream()
     request = await server.core.next_request()
     request.step(5)

@@ -9,6 +9,7 @@ from tokenwire.v1 import generation_pb2
 
 @pytest.mark.parametrize("second", ["unary", "stream"])
 async def test_a_live_id_is_refused_and_its_request_goes_on(server: FakeEngineServer, second: str) -> None:
+    """FIELD_LOG 28."""
     call = server.generate(request_id="a")
     request = await server.core.next_request()
     again = server.generate(request_id="a") if second == "unary" else server.stream(request_id="a").read()

@@ -141,6 +141,7 @@ def same(found: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize(("field", "value", "name", "expected"), ARRIVES, ids=lambda value: str(value)[:30].strip())
 async def test_a_field_arrives(server: FakeEngineServer, field: str, value: Any, name: str, expected: Any) -> None:
+    """FIELD_LOG 47, 49."""
     found = getattr(await sent(server, **{field: value}), name)
     if field == "stop_token_ids":
         found = sorted(found, reverse=True)
@@ -172,6 +173,7 @@ def test_every_field_of_the_contract_is_tested() -> None:
 
 
 def test_every_field_of_vllm_is_in_the_contract_or_left_out_for_a_reason() -> None:
+    """FIELD_LOG 47, 49."""
     theirs = {field.name for field in msgspec.structs.fields(SamplingParams) if not field.name.startswith("_")}
     ours = set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
     assert theirs - ours == set(NOT_IN_CONTRACT)
@@ -186,6 +188,7 @@ def test_every_constraint_of_structured_outputs_is_tested() -> None:
 
 
 async def test_what_is_not_set_is_vllms_default(server: FakeEngineServer) -> None:
+    """FIELD_LOG 45, S10."""
     params = await sent(server)
     expected = SamplingParams(max_tokens=MAX_MODEL_LEN - 3, detokenize=False, flat_logprobs=True, skip_clone=True)
     ignored = {"output_kind", "watermarking"}
@@ -195,6 +198,7 @@ async def test_what_is_not_set_is_vllms_default(server: FakeEngineServer) -> Non
 
 
 async def test_a_field_that_is_set_to_its_default_is_not_taken_as_unset(tmp_path: Path) -> None:
+    """FIELD_LOG 46."""
     config = with_generation_config(tmp_path, temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.05)
     async with FakeEngineServer.run(config) as server:
         params = await sent(server, temperature=1.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
@@ -202,6 +206,7 @@ async def test_a_field_that_is_set_to_its_default_is_not_taken_as_unset(tmp_path
 
 
 async def test_what_is_not_set_comes_from_generation_config(tmp_path: Path) -> None:
+    """FIELD_LOG 46."""
     config = with_generation_config(
         tmp_path, temperature=0.6, top_p=0.95, top_k=20, min_p=0.01, repetition_penalty=1.05, max_new_tokens=11
     )

@@ -73,6 +73,7 @@ def test_the_table_has_every_reason() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 async def test_what_a_reason_becomes_on_the_wire(server: FakeEngineServer, reason: Reason) -> None:
+    """FIELD_LOG 25."""
     violations = (Violation("input.a", "must be b"), Violation("input.c", "must be d"))
     server.core.refusal = RequestError(reason, "what happened", violations)
     failure = await failure_of(server.generate())
@@ -120,6 +121,7 @@ async def test_a_failure_in_a_stream_comes_after_the_tokens_before_it(server: Fa
 async def test_what_vllm_raises(
     server: FakeEngineServer, error: Exception, reason: Reason, fields: tuple[str, ...]
 ) -> None:
+    """FIELD_LOG 25."""
     server.core.refusal = error
     failure = await failure_of(server.generate())
     assert (failure.code, failure.reason, failure.fields) == (TABLE[reason].code, reason, fields)
@@ -158,6 +160,7 @@ async def test_an_output_that_cannot_be_read_fails_its_own_request_only(
 
 @pytest.mark.parametrize("limit", [{"max_num_queued_reqs": 1}, {"max_num_queued_tokens": 2}])
 async def test_a_full_queue_refuses_and_asks_to_come_back(tmp_path: Any, limit: dict[str, int]) -> None:
+    """FIELD_LOG 52."""
     async with FakeEngineServer.run(make_config(tmp_path, **limit)) as server:
         first = server.generate()
         request = await server.core.next_request()
@@ -229,6 +232,7 @@ async def test_a_model_that_does_not_generate(vllm_config: VllmConfig) -> None:
 
 
 async def test_prompt_logprobs_too_large_for_a_message_are_refused_before_the_work(vllm_config: VllmConfig) -> None:
+    """FIELD_LOG 5."""
     config = ServerConfig(port=0, max_send_message_bytes=100)
     async with FakeEngineServer.run(vllm_config, server=config) as server:
         failure = await failure_of(server.generate(range(10), sampling={"prompt_logprobs": 2}))
@@ -238,6 +242,7 @@ async def test_prompt_logprobs_too_large_for_a_message_are_refused_before_the_wo
 
 
 async def test_a_message_over_the_size_limit(vllm_config: VllmConfig) -> None:
+    """FIELD_LOG 4."""
     config = ServerConfig(port=0, max_receive_message_bytes=1000)
     async with FakeEngineServer.run(vllm_config, server=config) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

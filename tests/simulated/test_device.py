@@ -156,6 +156,7 @@ async def test_eos_comes_at_its_length(engine: Engine) -> None:
 
 
 async def test_stop_ids_work(engine: Engine) -> None:
+    """FIELD_LOG 51."""
     stop = expected([8], 5)[4]
     output = await bounded(engine.generate("stop", [8], max_tokens=100, stop_token_ids=[stop]))
     assert output.outputs[0].token_ids == expected([8], 5)
@@ -277,6 +278,7 @@ async def test_a_step_that_hangs_gives_nothing_more_and_shutdown_works(tmp_path:
 
 
 async def test_two_data_parallel_ranks_work(tmp_path: Path) -> None:
+    """FIELD_LOG 48."""
     async with running(tmp_path, "step_ms=1", data_parallel_size=2) as engine:
         await bounded(
             asyncio.gather(*(engine.generate(f"on-{rank}", [1, 2], rank=rank, max_tokens=6) for rank in range(2)))

@@ -2,113 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.text_engine import Engine
 from tokenwire import (
-    Delta,
     EngineDeadError,
     FinishReason,
-    GenerateResult,
     InternalError,
     InvalidArgumentError,
     SamplingParams,
-    SequenceOutput,
     UnreachableError,
     Usage,
 )
 from tokenwire.text import TextClient, TextTokenizer
-from tokenwire.text._carrier import Started
 
 LIMIT = 20.0
-
-
-class Engine:
-    """Plays tokens in chunks; an aborted request gets as many more chunks as `overrun` says."""
-
-    def __init__(
-        self,
-        chunks: Sequence[Sequence[int]],
-        *,
-        finish_reason: FinishReason = FinishReason.LENGTH,
-        stop_token_id: int | None = None,
-        overrun: int = 0,
-        fails: dict[int, Exception] | None = None,
-        abort_error: Exception | None = None,
-    ) -> None:
-        self.chunks = list(chunks)
-        self.finish_reason = finish_reason
-        self.stop_token_id = stop_token_id
-        self.overrun = overrun
-        self.fails = fails or {}
-        self.abort_error = abort_error
-        self.prompts: list[list[int]] = []
-        self.options: list[dict[str, Any]] = []
-        self.aborts = 0
-        self.closed = 0
-
-    def usage(self, count: int) -> Usage:
-        return Usage(prompt_tokens=len(self.prompts[-1]), completion_tokens=count, cached_tokens=3)
-
-    async def generate(self, prompt: list[int], _params: SamplingParams, /, **options: Any) -> GenerateResult:
-        self.prompts.append(prompt)
-        self.options.append(options)
-        tokens = [token for chunk in self.chunks for token in chunk]
-        end = SequenceOutput(
-            index=0, token_ids=tokens, finish_reason=self.finish_reason, stop_token_id=self.stop_token_id
-        )
-        return GenerateResult(request_id="r", outputs=[end], usage=self.usage(len(tokens)))
-
-    def start(self, prompt: list[int], _params: SamplingParams, /, **options: Any) -> Started:
-        self.prompts.append(prompt)
-        self.options.append(options)
-        deltas = Deltas(self)
-        return Started(deltas, deltas.abort)
-
-
-class Deltas:
-    def __init__(self, engine: Engine) -> None:
-        self.request_id = "r"
-        self._engine = engine
-        self._left = list(engine.chunks)
-        self._number = 0
-        self._count = 0
-        self._finish_reason = engine.finish_reason
-        self._has_ended = False
-
-    async def abort(self) -> None:
-        self._engine.aborts += 1
-        if self._engine.abort_error is not None:
-            raise self._engine.abort_error
-        del self._left[self._engine.overrun :]
-        self._finish_reason = FinishReason.ABORT
-
-    async def aclose(self) -> None:
-        self._engine.closed += 1
-        self._has_ended = True
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        await asyncio.sleep(0)
-        if self._has_ended:
-            raise StopAsyncIteration
-        if self._number in self._engine.fails:
-            self._has_ended = True
-            raise self._engine.fails[self._number]
-        self._number += 1
-        tokens = list(self._left.pop(0)) if self._left else []
-        self._count += len(tokens)
-        if self._left:
-            return Delta(request_id="r", outputs=[SequenceOutput(index=0, token_ids=tokens)])
-        self._has_ended = True
-        stop_token = self._engine.stop_token_id if self._finish_reason is FinishReason.STOP else None
-        output = SequenceOutput(index=0, token_ids=tokens, finish_reason=self._finish_reason, stop_token_id=stop_token)
-        return Delta(request_id="r", outputs=[output], usage=self._engine.usage(self._count))
 
 
 def one_by_one(tokens: Sequence[int]) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """The `tokenwire` command: one module per sub-command, each importing what it needs when it runs."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -38,6 +39,8 @@ app = typer.Typer(
     name="tokenwire",
     callback=_root,
     no_args_is_help=True,
+    # Boxes for people; plain lines for logs, pipes and scripts.
+    rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
     # Plain tracebacks: a server's log is no place for boxes.
     pretty_exceptions_enable=False,
 )

@@ -22,5 +22,6 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     """Token counts; the completion's are those of `token_ids`."""
     overrun_tokens: int | None = 0
-    """Tokens that the engine generated after the one that completed a stop string, until the abort reached it. 0 where
-    no stop string matched. None: not known, since the abort was not confirmed."""
+    """Tokens that the engine had generated after the one that completed a stop string when the abort took effect. 0
+    where no stop string matched. None: not known, since the abort was not confirmed. A step that runs at that moment
+    may compute one or two more, which are nobody's."""

@@ -104,8 +104,9 @@ class GenerationInput(_message.Message):
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's id of the request: 1 to 256 visible ASCII characters (no
-    spaces), unique among the live requests. A finished id may be used again.
-    Abort takes exactly this id.
+    spaces), unique among the live requests, of its own principal where the server
+    asks for credentials. A finished id may be used again. Abort takes exactly this
+    id.
 
     If empty, the server makes one up, and the responses hold it.
     """

@@ -483,17 +483,20 @@ class StructuredOutputsParams(_message.Message):
     structural_tag: _builtins.str
     """A structural tag, as JSON text."""
     disable_any_whitespace: _builtins.bool
-    """Whether JSON may hold no free whitespace.
+    """Whether JSON may hold no free whitespace. Has to be what the engine's
+    --structured-outputs-config says: vLLM honours no other for a single request.
 
-    If not set, false.
+    If not set, what the engine's configuration says.
     """
     disable_additional_properties: _builtins.bool
-    """Whether JSON objects may hold no properties beside those of the schema.
+    """Whether JSON objects may hold no properties beside those of the schema. Has to
+    be what the engine's --structured-outputs-config says, as above.
 
-    If not set, false.
+    If not set, what the engine's configuration says.
     """
     whitespace_pattern: _builtins.str
-    """Regular expression of the whitespace allowed in JSON.
+    """Regular expression of the whitespace allowed in JSON. No grammar backend of
+    vLLM 0.32 honours it, so it is refused.
 
     If not set, the backend's own.
     """

@@ -188,7 +188,9 @@ class Engine:
             # Custom ones; vLLM asks them to refuse what they cannot honour with a mere ValueError.
             self._llm.input_processor.validate_logits_processors_params(request.params)
         except ValueError as error:
-            raise invalid_field(f"{sampling_path}.extra_args_json", f"a logits processor refuses it: {error}") from error
+            raise invalid_field(
+                f"{sampling_path}.extra_args_json", f"a logits processor refuses it: {error}"
+            ) from error
         return request
 
     async def add(self, request: EngineRequest, sink: Sink, path: str = "input") -> None:

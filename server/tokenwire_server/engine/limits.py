@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+from vllm.platforms import current_platform
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class RequestLimits:
     """Whether the engine returns sampling masks, for which it needs random sampling and a bound."""
     speculative: bool
     """Whether the engine decodes speculatively, which trace replay excludes."""
+    prompt_logprobs: bool
+    """Whether the engine can score prompts; one that cannot would die of it."""
     kv_transfer: bool
     """Whether the engine has a KV connector."""
     has_tokenizer: bool
@@ -70,12 +73,12 @@ class RequestLimits:
             priority_scheduling=config.scheduler_config.policy == "priority",
             sampling_masks=bool(model.return_sampling_mask),
             speculative=config.speculative_config is not None,
+            # Seen in vLLM 0.32: its LoRA logits on the CPU have the shape of one token for each request.
+            prompt_logprobs=not (config.lora_config is not None and current_platform.is_cpu()),
             kv_transfer=config.kv_transfer_config is not None,
             has_tokenizer=keep_tokenizer,
             served_model_names=tuple(
-                dict.fromkeys(
-                    [*served_model_names, *([names] if isinstance(names, str) else names or ()), model.model]
-                )
+                dict.fromkeys([*served_model_names, *([names] if isinstance(names, str) else names or ()), model.model])
             ),
             defaults=defaults,
             default_max_tokens={} if max_tokens is None else {"max_tokens": max_tokens},

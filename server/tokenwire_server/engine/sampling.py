@@ -119,6 +119,8 @@ def _check_together(arguments: dict[str, Any], limits: RequestLimits, path: str)
     greedy = arguments.get("temperature", 1.0) < _GREEDY
     if n > 1 and greedy:
         raise invalid_field(f"{path}.n", f"must be 1 with greedy sampling (temperature 0), got {n}")
+    if "prompt_logprobs" in arguments and not limits.prompt_logprobs:
+        raise unsupported_field(f"{path}.prompt_logprobs", "vLLM's CPU engine cannot give them while LoRA is on")
     # vLLM checks the rest with a mere ValueError.
     if limits.sampling_masks:
         if greedy:
