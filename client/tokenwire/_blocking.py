@@ -65,7 +65,8 @@ class Client:
             result = client.generate([1, 2, 3], tokenwire.SamplingParams(max_tokens=16))
 
     Arguments, results and errors are those of `AsyncClient`, which does the work in a background thread. Any number of
-    threads may use one client. It does not survive a fork: make it in the child. In an event loop use `AsyncClient`;
+    threads may use one client. It does not survive a fork, nor does gRPC itself:
+    start other processes by spawn, or fork before the first client. In an event loop use `AsyncClient`;
     this one would stop the loop.
 
     Ctrl-C while a call waits cancels the call on the server.

@@ -33,7 +33,8 @@ class AsyncClient:
 
     `target` is host:port, a gRPC name like dns:///host:port, or unix:/path for a socket. The options are those of
     `ClientOptions`. The connection is made by the first call, in that call's event loop, where the client stays; it
-    does not survive a fork, so make a client after it. Without `async with`, call `close()` at the end.
+    does not survive a fork, nor does gRPC itself:
+    start other processes by spawn, or fork before the first client. Without `async with`, call `close()` at the end.
 
     Every call takes `timeout`, in seconds: the gRPC deadline, after which the server has let go of the request and
     DeadlineExceededError is raised. None: no deadline. It takes `metadata`, which follows the client's own. And it

@@ -1,3 +1,3 @@
 """The version of the distribution; the only place that names it."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

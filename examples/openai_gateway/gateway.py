@@ -5,6 +5,7 @@ python examples/openai_gateway/gateway.py --engine 127.0.0.1:50051 --tokenizer M
 
 import argparse
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -274,4 +275,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    # uvicorn has ended by then, and passes the signal on.
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

@@ -184,7 +184,7 @@ async def test_generate_is_inference_v1_generate(
         spans = [(span.version, span.start, span.end) for span in output.weight_versions]
         assert spans == [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"]]
         assert choice["routed_experts"] is choice["sampling_mask"] is None
-        assert output.routed_experts is output.sampling_mask is None
+        assert (output.routed_experts, output.sampling_mask) == (None, None)
     assert result.usage.prompt_tokens == expected["usage"]["prompt_tokens"] == len(prompt)
     assert result.usage.completion_tokens == expected["usage"]["completion_tokens"]
     assert (result.kv_transfer_params_json, result.ec_transfer_params_json) == (None, None)

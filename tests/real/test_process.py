@@ -116,11 +116,7 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert_one_line(serve(str(tmp_path), "--port", "0"), 3, "cannot load", "NoSuchModel")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [["--no-such-flag"], ["--port", "abc"], ["--port", "65536"], ["--port", "-1"], ["--max-model-len", "many"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("flags", [["--no-such-flag"], ["--port", "65536"]], ids=" ".join)
 def test_a_bad_flag(model: str, flags: list[str]) -> None:
     assert_one_line(serve(model, *flags), 2, flags[0])
 

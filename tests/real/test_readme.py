@@ -30,7 +30,7 @@ GRPCURL = commands("grpcurl")
 def test_the_readme_has_an_example_of_each() -> None:
     called = {command.split()[-1].rpartition("/")[2] for command in GRPCURL}
     assert called >= {"list", "Check", "GetEngineInfo", "Generate", "GenerateStream", "Abort"}
-    assert len(python_blocks()) == 1
+    assert len(python_blocks()) == 2
     assert len(commands("tokenwire serve")) == 1
 
 
@@ -59,9 +59,17 @@ def test_grpcurl(server: ServerProcess, command: str) -> None:
     assert expected[command.rsplit(maxsplit=1)[-1].rpartition("/")[2]] in finished.stdout
 
 
+def test_the_multiplex_example(server: ServerProcess) -> None:
+    _, code = python_blocks()
+    assert ADDRESS in code
+    finished = run([sys.executable, "-c", code.replace(ADDRESS, server.address)], timeout=60)
+    assert finished.exit_code == 0, finished.stderr
+    assert [len(json.loads(line)) for line in finished.stdout.splitlines()] == [8, 8]
+
+
 def test_the_python_example(server: ServerProcess) -> None:
     """FIELD_LOG 60."""
-    (code,) = python_blocks()
+    code, _ = python_blocks()
     assert ADDRESS in code
     finished = run([sys.executable, "-c", code.replace(ADDRESS, server.address)], timeout=60)
     assert finished.exit_code == 0, finished.stderr

@@ -133,7 +133,9 @@ async def test_so_does_one_of_a_multiplex_stream(decode: FakeEngineServer) -> No
         prompt_token_ids=[1], sampling_params=SamplingParams(top_p=2.0), kv_transfer_params_json=KV
     )
     await call.write(pb.MultiplexRequest(submit=MultiplexSubmit(handle=1, input=message)))
-    assert len((await within(call.read())).step.rejected) == 1
+    answer = await within(call.read())
+    assert isinstance(answer, pb.MultiplexResponse)
+    assert len(answer.step.rejected) == 1
     assert await released(decode) == [REMOTE]
     call.cancel()
 

@@ -98,7 +98,7 @@ async def test_a_grammar_reaches_the_engine(server: FakeEngineServer, fields: di
     ids=lambda value: str(value)[:50],
 )
 async def test_a_bad_grammar_says_what_its_parser_says(
-    server: FakeEngineServer, fields: dict[str, str], text: str
+    server: FakeEngineServer, fields: dict[str, Any], text: str
 ) -> None:
     [kind] = fields
     failure = await failure_of(server.generate(sampling={"structured_outputs": StructuredOutputsParams(**fields)}))

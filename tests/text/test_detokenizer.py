@@ -8,6 +8,7 @@ from tokenwire.text import Detokenizer
 
 BYTE_LEVEL = byte_level()
 BYTE_FALLBACK = byte_fallback()
+BYTE_FALLBACK_ZERO = BYTE_FALLBACK.get_vocab()["<0x00>"]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -17,6 +18,10 @@ prompts = st.lists(st.integers(0, 399), max_size=40)
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Any tokens: invalid UTF-8, special tokens, ids that the tokenizer does not have."""
     return st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=40)
+
+
+def is_ascii_byte(token_id: int) -> bool:
+    return 0 <= token_id - BYTE_FALLBACK_ZERO < 0x80
 
 
 def pieces_of(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
@@ -41,7 +46,11 @@ def test_never_gives_half_a_character(tokenizer: Tokenizer, text: str) -> None:
     assert detokenizer.flush() == ""
 
 
-@given(ids_of(BYTE_FALLBACK), prompts.map(lambda ids: [number % 266 for number in ids]))
+# Without the byte tokens of ASCII letters, so that each letter has one token.
+@given(
+    ids_of(BYTE_FALLBACK).map(lambda ids: [number for number in ids if not is_ascii_byte(number)]),
+    prompts.map(lambda ids: [number % 266 for number in ids]),
+)
 def test_byte_fallback_survives_any_tokens_and_loses_none(token_ids: list[int], prompt: list[int]) -> None:
     detokenizer = Detokenizer(BYTE_FALLBACK, prompt)
     text = "".join(pieces_of(detokenizer, token_ids)) + detokenizer.flush()

@@ -29,8 +29,9 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         context = list(prompt_token_ids[-_CONTEXT_TOKENS:])
-        if self._decode(context).endswith(_REPLACEMENT):
-            # Half a character: DecodeStream would give the whole context again once it is complete.
+        text = self._decode(context)
+        if not text or text.endswith(_REPLACEMENT):
+            # Without text, or in half a character, DecodeStream would give what the context becomes with later tokens.
             context = []
         self._stream = DecodeStream(context, skip_special_tokens)
         self._held: list[int] = []

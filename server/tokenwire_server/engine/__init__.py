@@ -1,1 +1,1 @@
-"""The only part of the server that imports vLLM, together with `arguments`."""
+"""What vLLM is to the rest of the server. `arguments`, `multiplex/` and `simulated_device/` use some of its types too."""

@@ -113,7 +113,7 @@ def remote_prefill(message: generation_pb2.GenerationInput) -> dict[str, Any] | 
     sampling = message.sampling_params
     try:
         if message.HasField("kv_transfer_params_json"):
-            params = json_object(message.kv_transfer_params_json, "")
+            params: Any = json_object(message.kv_transfer_params_json, "")
         elif sampling.HasField("extra_args_json"):
             params = json_object(sampling.extra_args_json, "").get("kv_transfer_params")
         else:

@@ -8,7 +8,7 @@ from tokenwire.v1 import engine_service_pb2, error_pb2, logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 from tokenwire_server.errors import RequestError
 from tokenwire_server.multiplex.columns import StepColumns
-from tokenwire_server.multiplex.prompt_logprobs import parts
+from tokenwire_server.multiplex.prompt_logprobs import VALUES_PER_PART, parts
 
 
 class Pending:
@@ -71,8 +71,16 @@ class Pending:
         self.mark()
 
     def waiting(self) -> int:
-        """Return the number of values that wait to be sent, prompt log probabilities left out."""
-        return self.columns.waiting()
+        """Return the number of values that wait to be sent."""
+        # A part is full but for the last one of each request.
+        return self.columns.waiting() + len(self._parts) * VALUES_PER_PART
+
+    def clear(self) -> None:
+        """Drop everything that waits to be sent."""
+        self.columns = StepColumns()
+        self._parts.clear()
+        self._parts_left.clear()
+        self._held.clear()
 
     def take(self) -> engine_service_pb2.MultiplexResponse | None:
         """Return the next message; None where there is nothing to send."""

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from tokenwire.v1 import logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 
-_VALUES_PER_PART = 16_384
+VALUES_PER_PART = 16_384
 """Further ids and values in one part: about 150 kB."""
 
 
 def parts(handle: int, message: logprobs_pb2.PromptLogprobs) -> Iterator[pb.MultiplexPromptLogprobs]:
     """Cut a request's prompt log probabilities into messages, in order."""
     k = message.top_k
-    positions = max(1, _VALUES_PER_PART // max(1, k))
+    positions = max(1, VALUES_PER_PART // max(1, k))
     total = len(message.logprobs)
     for start in range(0, total, positions) or (0,):
         end = min(start + positions, total)

@@ -12,7 +12,6 @@ from tokenwire_server.access.caller import Caller
 from tokenwire_server.admission import admit, number_of_sequences
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, Violation, invalid_field
-from tokenwire_server.multiplex.columns import StepColumns
 from tokenwire_server.multiplex.handle import HandleSink
 from tokenwire_server.multiplex.pending import Pending
 from tokenwire_server.registry import LiveRequest, Registry
@@ -80,7 +79,7 @@ class MultiplexStream(Reader):
         """Let go of all requests and fail with the error."""
         self._given_up = error
         self._drop_all()
-        self._pending.columns = StepColumns()
+        self._pending.clear()
 
     def _drop_all(self) -> None:
         live = map(self._find, self._handles.values())
