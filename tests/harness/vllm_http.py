@@ -1,4 +1,4 @@
-"""vLLM's own HTTP server, to compare with: its process and all that it starts are gone when the block is left."""
+"""vLLM's own HTTP server, to compare with."""
 
 import contextlib
 import socket
@@ -17,53 +17,67 @@ _STOP_TIMEOUT = 20.0
 _POLL = 0.2
 
 
+class VllmServer:
+    """A `vllm serve` on a free port of this machine."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        model, *options = arguments
+        module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*module, "--model", model, *options, "--host", "127.0.0.1", "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=processes.environment(),
+                start_new_session=True,
+            )
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=100.0, trust_env=False)
+
+    def wait_ready(self) -> None:
+        """Wait until the server answers; a test fails where it does not."""
+        deadline = time.monotonic() + _READY_TIMEOUT
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if self.client.get("/health").is_success:
+                    return
+            late = time.monotonic() > deadline
+            if late or self._process.poll() is not None:
+                what = "is not ready" if late else "has ended"
+                raise AssertionError(f"vLLM's server {what}\n{self._log.read_text(errors='replace')}")
+            time.sleep(_POLL)
+
+    def stop(self) -> None:
+        """End the server and everything that it has started."""
+        self.client.close()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.terminate()
+                self._process.wait(_STOP_TIMEOUT)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            processes.kill_session(self._process.pid)
+
+
 @contextlib.contextmanager
-def vllm_server(arguments: Sequence[str], log: Path) -> Iterator[httpx.Client]:
-    """Run `vllm serve` on a free port of this machine, and give a client of it.
+def vllm_server(arguments: Sequence[str], log: Path, *, wait: bool = True) -> Iterator[VllmServer]:
+    """Run `vllm serve`; nothing of it is left when the block is.
 
     Args:
         arguments: what follows `vllm serve`: the model first.
         log: file for what it writes.
+        wait: whether entering the block waits until it answers; else `wait_ready` does.
 
     """
-    model, *options = arguments
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=processes.environment(),
-            start_new_session=True,
-        )
+    server = VllmServer(arguments, log)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=100.0, trust_env=False) as client:
-            _wait_ready(client, process, log)
-            yield client
+        if wait:
+            server.wait_ready()
+        yield server
     finally:
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.terminate()
-                process.wait(_STOP_TIMEOUT)
-        finally:
-            process.kill()
-            process.wait()
-            processes.kill_session(process.pid)
-
-
-def _wait_ready(client: httpx.Client, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + _READY_TIMEOUT
-    while True:
-        try:
-            if client.get("/health").is_success:
-                return
-        except httpx.TransportError:
-            pass
-        ended = process.poll() is not None
-        assert not ended, f"vLLM's server has ended\n{log.read_text(errors='replace')}"
-        assert time.monotonic() < deadline, f"vLLM's server is not ready\n{log.read_text(errors='replace')}"
-        time.sleep(_POLL)
+        server.stop()

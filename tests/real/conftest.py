@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 import tokenwire
 from harness import ServerProcess, run
+from harness.vllm_http import VllmServer, vllm_server
 from tokenwire_server.demo_model import ensure_demo_model
 
 FOLDER = Path(__file__).parent
@@ -69,6 +70,14 @@ def arguments(model: str) -> list[str]:
 def server(arguments: list[str]) -> Iterator[ServerProcess]:
     """The server that all tests share."""
     with ServerProcess(arguments, ready_timeout=250) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def vllm(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """The `vllm serve` that all tests share, with the same engine flags; ready after its `wait_ready`."""
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with vllm_server([*arguments, "--enable-scale-out"], log, wait=False) as server:
         yield server
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness.vllm_http import vllm_server
+from harness.vllm_http import VllmServer, vllm_server
 from tokenwire import AsyncClient, FinishReason, Logprobs, RepetitionDetectionParams, SamplingParams, SequenceOutput
 
-# The first test of each server pays for its start and for all its answers.
-pytestmark = pytest.mark.timeout(300)
+# The first test pays for the starts and for all answers.
+pytestmark = pytest.mark.timeout(400)
 
 QUESTION = "How many countries are in the European Union?"  # what the fixture `prompt` asks
 MEMBER = 4028  # " member", which is in the answer to the question
@@ -22,13 +22,13 @@ TOP = 3
 # Question, and what both are asked for.
 CHATS: dict[str, tuple[str, dict[str, Any]]] = {
     "eos": (QUESTION, {"temperature": 0.0, "max_tokens": 64}),
-    "length": ("Tell me a long story about a fox and a bear.", {"temperature": 0.0, "max_tokens": 24}),
+    "length": ("Tell me a long story about a fox and a bear.", {"temperature": 0.0, "max_tokens": 16}),
     "stop token": (QUESTION, {"temperature": 0.0, "max_tokens": 64, "stop_token_ids": [MEMBER]}),
-    "beyond eos": ("Say yes.", {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}),
-    "min_tokens": ("Say yes.", {"temperature": 0.0, "max_tokens": 20, "min_tokens": 12}),
+    "beyond eos": ("Say yes.", {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}),
+    "min_tokens": ("Say yes.", {"temperature": 0.0, "max_tokens": 12, "min_tokens": 8}),
     "penalties": (
         "Count from one to fifty.",
-        {"temperature": 0.0, "max_tokens": 20, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+        {"temperature": 0.0, "max_tokens": 12, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
     ),
     "unset": ("Name a colour.", {"seed": 7, "max_tokens": 12}),
 }
@@ -44,7 +44,7 @@ EXPLICIT: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
     "seed": 11,
-    "max_tokens": 12,
+    "max_tokens": 8,
     "min_tokens": 0,
     "stop_token_ids": [],
     "ignore_eos": False,
@@ -56,11 +56,11 @@ GENERATES: dict[str, dict[str, Any]] = {
     "eos": {"max_tokens": 64},
     "stop token": {"max_tokens": 64, "stop_token_ids": [MEMBER, 7]},
     "sampled": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
-    "several": {"temperature": 1.0, "n": 3, "max_tokens": 6},
+    "several": {"temperature": 1.0, "n": 3, "max_tokens": 5},
     "penalties": {"presence_penalty": 0.3, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
     "bias": {"logit_bias": {MEMBER: 5.0, 339: -100.0}},
     "allowed": {"allowed_token_ids": [34, 39, MEMBER], "temperature": 1.0},
-    "min_tokens": {"min_tokens": 10, "max_tokens": 12, "ignore_eos": True},
+    "min_tokens": {"min_tokens": 6, "ignore_eos": True},
     "repetition": {
         "allowed_token_ids": [MEMBER],
         "repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 4},
@@ -70,37 +70,36 @@ GENERATES: dict[str, dict[str, Any]] = {
     "logprob_token_ids": {"logprob_token_ids": [5, MEMBER, 34], "logprobs": None, "max_tokens": 4},
 }
 # What a server without the tokenizer may see differently.
-WITHOUT_TOKENIZER = ["greedy", "eos", "stop token", "sampled", "min_tokens", "prompt_logprobs"]
+WITHOUT_TOKENIZER = ["greedy", "eos", "sampled", "prompt_logprobs"]
 
 
 @pytest.fixture(scope="module")
-def ordinary(arguments: list[str], prompt: list[int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Answers of `vllm serve`, which has the tokenizer: to chats, and to token requests."""
-    log = tmp_path_factory.mktemp("vllm") / "log"
-    with vllm_server([*arguments, "--enable-scale-out"], log) as client:
-        chats = {
-            name: answer(
-                client,
-                "/v1/chat/completions",
-                {
-                    "messages": [{"role": "user", "content": question}],
-                    "logprobs": True,
-                    "top_logprobs": TOP,
-                    "return_tokens_as_token_ids": True,
-                    **fields,
-                },
-            )
-            for name, (question, fields) in CHATS.items()
-        }
-        return {"chats": chats, "generates": generate_all(client, prompt, GENERATES)}
+def answers(
+    vllm: VllmServer, arguments: list[str], prompt: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What vLLM's servers answer: `vllm serve`, which has the tokenizer, and `vllm serve --tokens-only`.
 
-
-@pytest.fixture(scope="module")
-def tokens_only(arguments: list[str], prompt: list[int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Answers of `vllm serve --tokens-only`."""
-    log = tmp_path_factory.mktemp("vllm") / "log"
-    with vllm_server([*arguments, "--tokens-only"], log) as client:
-        return {"generates": generate_all(client, prompt, WITHOUT_TOKENIZER)}
+    They start together, which takes little longer than one of them.
+    """
+    with vllm_server([*arguments, "--tokens-only"], tmp_path_factory.mktemp("vllm") / "log") as tokens_only:
+        found = {"tokens_only": generate_all(tokens_only.client, prompt, WITHOUT_TOKENIZER)}
+    vllm.wait_ready()
+    found["ordinary"] = generate_all(vllm.client, prompt, GENERATES)
+    found["chats"] = {
+        name: answer(
+            vllm.client,
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": question}],
+                "logprobs": True,
+                "top_logprobs": TOP,
+                "return_tokens_as_token_ids": True,
+                **fields,
+            },
+        )
+        for name, (question, fields) in CHATS.items()
+    }
+    return found
 
 
 def generate_all(client: Any, prompt: list[int], names: Iterable[str]) -> dict[str, Any]:
@@ -120,10 +119,10 @@ def answer(client: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CHATS)
 async def test_tokenizer_generate_detokenizer_is_chat_completions(
-    client: AsyncClient, ordinary: dict[str, Any], tokenizer: Any, encode: Callable[[str], list[int]], name: str
+    client: AsyncClient, answers: dict[str, Any], tokenizer: Any, encode: Callable[[str], list[int]], name: str
 ) -> None:
     question, fields = CHATS[name]
-    expected = ordinary["chats"][name]
+    expected = answers["chats"][name]
     [choice] = expected["choices"]
     result = await client.generate(encode(question), SamplingParams(**fields, logprobs=TOP))
     [output] = result.outputs
@@ -158,12 +157,11 @@ def assert_top(logprobs: Logprobs, position: int, output: SequenceOutput, theirs
     [*(("ordinary", name) for name in GENERATES), *(("tokens_only", name) for name in WITHOUT_TOKENIZER)],
 )
 async def test_generate_is_inference_v1_generate(
-    client: AsyncClient, request: pytest.FixtureRequest, prompt: list[int], server_kind: str, name: str
+    client: AsyncClient, answers: dict[str, Any], prompt: list[int], server_kind: str, name: str
 ) -> None:
     """FIELD_LOG 46."""
-    answers = request.getfixturevalue(server_kind)["generates"]
     fields = EXPLICIT | GENERATES[name]
-    expected = answers[name]
+    expected = answers[server_kind][name]
     ours = dict(fields)
     if "repetition_detection" in ours:
         ours["repetition_detection"] = RepetitionDetectionParams(**ours["repetition_detection"])

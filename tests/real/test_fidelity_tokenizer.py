@@ -30,7 +30,7 @@ from tokenwire.v1 import generation_pb2, multiplex_pb2
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
 # The first test pays for the start of the server, or of an engine of vLLM alone.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 LAYERS = 30
 HIDDEN = 576
@@ -65,24 +65,12 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(arguments: list[str], adapter: str) -> Iterator[ServerProcess]:
-    names = ["--served-model-name", "demo", "alias"]
-    with ServerProcess([*arguments, "--keep-tokenizer", *names, "--lora-modules", f"tiny={adapter}"]) as server:
-        yield server
-
-
-@pytest.fixture
-async def client(server: ServerProcess) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(server.address) as client:
-        yield client
-
-
-# LoRA
-
-
-@pytest.fixture(scope="module")
 def reference(
-    arguments: list[str], adapter: str, prompt: list[int], tmp_path_factory: pytest.TempPathFactory
+    server: ServerProcess,  # noqa: ARG001  # it starts meanwhile
+    arguments: list[str],
+    adapter: str,
+    prompt: list[int],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
     """What AsyncLLM in process answers with the adapter and without."""
     request = {"prompt": prompt, "params": GREEDY}
@@ -93,10 +81,31 @@ def reference(
     folder: Path = tmp_path_factory.mktemp("reference")
     (folder / "job.json").write_text(json.dumps(job))
     script = Path(__file__).with_name("reference.py")
-    finished = run([sys.executable, script, folder / "job.json", folder / "answers.json"], timeout=200)
+    finished = run([sys.executable, script, folder / "job.json", folder / "answers.json"], timeout=250)
     assert finished.exit_code == 0, finished.stderr
     answers: dict[str, Any] = json.loads((folder / "answers.json").read_text())
     return answers
+
+
+@pytest.fixture(scope="module")
+def server(arguments: list[str], adapter: str) -> Iterator[ServerProcess]:
+    names = ["--served-model-name", "demo", "alias"]
+    command = [*arguments, "--keep-tokenizer", *names, "--lora-modules", f"tiny={adapter}"]
+    with ServerProcess(command, wait=False, ready_timeout=250) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: ServerProcess, reference: dict[str, Any]) -> AsyncIterator[AsyncClient]:
+    # The server has started while the reference was made.
+    assert reference
+    if not server.address:
+        server.wait_ready()
+    async with AsyncClient(server.address) as client:
+        yield client
+
+
+# LoRA
 
 
 @pytest.mark.parametrize(
@@ -203,11 +212,11 @@ async def test_a_json_schema_yields_json_that_validates(
 
 
 async def test_a_json_schema_on_a_multiplex_stream(
-    server: ServerProcess, prompt: list[int], tokenizer: Any, no_space: dict[int, float]
+    client: AsyncClient, prompt: list[int], tokenizer: Any, no_space: dict[int, float]
 ) -> None:
     params = constrained({"json": json.dumps(SCHEMA)}, logit_bias=no_space).to_proto()
     message = generation_pb2.GenerationInput(prompt_token_ids=prompt, sampling_params=params)
-    async with grpc.aio.insecure_channel(server.address) as channel:
+    async with grpc.aio.insecure_channel(client.target) as channel:
         call = EngineServiceStub(channel).Multiplex()
         await call.write(pb.MultiplexRequest(submit=multiplex_pb2.MultiplexSubmit(handle=1, input=message)))
         await call.done_writing()

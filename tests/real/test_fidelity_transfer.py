@@ -16,7 +16,7 @@ from harness import ServerProcess
 from tokenwire import AsyncClient, FinishReason, InvalidArgumentError, SamplingParams
 
 # The first test pays for the starts.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 BLOCK = 128
 """Tokens in a block of the KV cache: vLLM's own choice on the CPU."""
@@ -49,8 +49,10 @@ def long_prompt(prompt: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def prefilled(arguments: list[str], connector: list[str], long_prompt: list[int]) -> str | None:
-    """What the prefill engine, which has ended, gave for the decode engine."""
+def decode_server(
+    arguments: list[str], connector: list[str], model_without_eos: str, long_prompt: list[int]
+) -> Iterator[ServerProcess]:
+    """The decode engine, once the prefill engine has done its part and has ended."""
 
     async def prefill(address: str) -> str | None:
         async with AsyncClient(address) as client:
@@ -62,19 +64,13 @@ def prefilled(arguments: list[str], connector: list[str], long_prompt: list[int]
             assert result.usage.cached_tokens == 0
             return result.kv_transfer_params_json
 
-    with ServerProcess([*arguments, *connector]) as server:
-        return asyncio.run(prefill(server.address))
-
-
-@pytest.fixture(scope="module")
-def decode_server(
-    arguments: list[str], connector: list[str], model_without_eos: str, prefilled: str | None
-) -> Iterator[ServerProcess]:
-    # ExampleConnector needs no parameters, and gives none back.
-    assert prefilled is None
     _model, *options = arguments
-    with ServerProcess([model_without_eos, *options, *connector]) as server:
-        yield server
+    with ServerProcess([model_without_eos, *options, *connector], wait=False, ready_timeout=250) as decode_server:
+        with ServerProcess([*arguments, *connector], ready_timeout=250) as prefill_server:
+            # ExampleConnector needs no parameters, and gives none back.
+            assert asyncio.run(prefill(prefill_server.address)) is None
+        decode_server.wait_ready()
+        yield decode_server
 
 
 @pytest.fixture
@@ -123,14 +119,14 @@ async def test_eos_is_reported_as_vllm_serve_reports_it(
 
 
 async def test_ignore_eos(decode: AsyncClient, prompt: list[int]) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=34, ignore_eos=True)
     result = await decode.generate(prompt, params)
-    assert (len(result.token_ids), result.finish_reason) == (40, FinishReason.LENGTH)
+    assert (len(result.token_ids), result.finish_reason) == (34, FinishReason.LENGTH)
     assert 2 in result.token_ids
 
 
-async def test_min_tokens_keeps_eos_away(decode: AsyncClient, prompt: list[int]) -> None:
-    natural = len((await decode.generate(prompt, GREEDY)).token_ids)
+async def test_min_tokens_keeps_eos_away(decode: AsyncClient, prompt: list[int], references: dict[str, Any]) -> None:
+    natural = len(references["eos"].answer["token_ids"])
     params = SamplingParams(temperature=0.0, max_tokens=natural + 6, min_tokens=natural + 3)
     tokens = (await decode.generate(prompt, params)).token_ids
     assert len(tokens) >= natural + 3

@@ -64,7 +64,10 @@ def test_the_multiplex_example(server: ServerProcess) -> None:
     assert ADDRESS in code
     finished = run([sys.executable, "-c", code.replace(ADDRESS, server.address)], timeout=60)
     assert finished.exit_code == 0, finished.stderr
-    assert [len(json.loads(line)) for line in finished.stdout.splitlines()] == [8, 8]
+    lengths = [len(json.loads(line)) for line in finished.stdout.splitlines()]
+    assert len(lengths) == 2
+    # A sequence may end by EOS before its eight tokens.
+    assert all(1 <= length <= 8 for length in lengths)
 
 
 def test_the_python_example(server: ServerProcess) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness import COMMAND, ServerProcess, run
 from harness.http import serve_http
-from harness.vllm_http import vllm_server
+from harness.vllm_http import VllmServer
 from openai_gateway.gateway import Gateway
 from tokenwire import AbortOutcome, AsyncClient, SamplingParams
 from tokenwire.text import TextClient, TextResult
@@ -42,30 +42,30 @@ class Chat(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def chats(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Chat]:
+def chats(vllm: VllmServer) -> list[Chat]:
     """Ask `vllm serve`: each question as it is, then with stop strings out of its own answer."""
-    with vllm_server(arguments, tmp_path_factory.mktemp("vllm") / "log") as client:
+    vllm.wait_ready()
 
-        def ask(question: str, **fields: Any) -> Chat:
-            messages = [{"role": "user", "content": question}]
-            body = {"messages": messages, "temperature": 0.0, "max_tokens": MAX_TOKENS, **fields}
-            response = client.post("/v1/chat/completions", json=body)
-            assert response.is_success, response.text
-            return Chat(body, response.json())
+    def ask(question: str, **fields: Any) -> Chat:
+        messages = [{"role": "user", "content": question}]
+        body = {"messages": messages, "temperature": 0.0, "max_tokens": MAX_TOKENS, **fields}
+        response = vllm.client.post("/v1/chat/completions", json=body)
+        assert response.is_success, response.text
+        return Chat(body, response.json())
 
-        asked = []
-        for question in QUESTIONS:
-            plain = ask(question)
-            text = plain.answer["choices"][0]["message"]["content"]
-            third, half = len(text) // 3, len(text) // 2
-            asked += [
-                plain,
-                # Across the borders of tokens, wherever they are.
-                ask(question, stop=[text[third : third + 7] or "none"]),
-                ask(question, stop=["never there", text[half : half + 3] or "none"], include_stop_str_in_output=True),
-                ask(question, stop=text[:2] or "none", min_tokens=4),
-            ]
-        return asked
+    asked = []
+    for question in QUESTIONS:
+        plain = ask(question)
+        text = plain.answer["choices"][0]["message"]["content"]
+        third, half = len(text) // 3, len(text) // 2
+        asked += [
+            plain,
+            # Across the borders of tokens, wherever they are.
+            ask(question, stop=[text[third : third + 7] or "none"]),
+            ask(question, stop=["never there", text[half : half + 3] or "none"], include_stop_str_in_output=True),
+            ask(question, stop=text[:2] or "none", min_tokens=4),
+        ]
+    return asked
 
 
 def summary(result: TextResult) -> dict[str, Any]:

@@ -75,18 +75,20 @@ async def test_an_abort_reaches_each_rank(ranks: Simulated, stub: EngineServiceS
 
 async def test_the_lower_priority_number_runs_first(ranks: Simulated, stub: EngineServiceStub) -> None:
     # Both places of the rank are taken by what nothing outranks.
-    message = [routed(f"running-{i}", 4000, priority=-10, data_parallel_rank=0) for i in range(2)]
-    running = [stub.GenerateStream(pb.GenerateStreamRequest(input=one)) for one in message]
+    messages = [routed(f"running-{i}", 4000, priority=-10, data_parallel_rank=0) for i in range(2)]
+    running = [stub.GenerateStream(pb.GenerateStreamRequest(input=message)) for message in messages]
     for call in running:
         await within(call.read())
     waiting = {"late": 5, "unset": 0, "early": -5}
-    multiplex = stub.Multiplex()
+    multiplex: Any = stub.Multiplex()
     for handle, (request_id, priority) in enumerate(waiting.items()):
         await multiplex.write(submit(handle, routed(request_id, 1, priority=priority, data_parallel_rank=0)))
     await multiplex.done_writing()
     accepted = 0
     while accepted < len(waiting):
-        accepted += len((await within(multiplex.read())).step.accepted)
+        message = await within(multiplex.read())
+        assert isinstance(message, pb.MultiplexResponse)
+        accepted += len(message.step.accepted)
     # One place becomes free: they go one after the other.
     running[0].cancel()
     await read_to_end(multiplex)

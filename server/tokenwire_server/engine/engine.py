@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -185,9 +186,9 @@ class Engine:
             grammar = message.sampling_params.structured_outputs
             check_grammar(self._llm, request.params, grammar, f"{sampling_path}.structured_outputs")
         try:
-            # Custom ones; vLLM asks them to refuse what they cannot honour with a mere ValueError.
+            # Custom ones, which read extra_args; vLLM does not say whose refusal it was.
             self._llm.input_processor.validate_logits_processors_params(request.params)
-        except ValueError as error:
+        except (VLLMClientError, ValueError) as error:
             raise invalid_field(
                 f"{sampling_path}.extra_args_json", f"a logits processor refuses it: {error}"
             ) from error

@@ -1,6 +1,7 @@
 """Checks of a grammar, with the parser's own words for what is wrong."""
 
 from vllm.config import StructuredOutputsConfig
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -27,7 +28,7 @@ def check_grammar(llm: AsyncLLM, params: SamplingParams, message: StructuredOutp
         params._validate_structured_outputs(  # noqa: SLF001  # vLLM checks a grammar nowhere else
             llm.model_config, processor.structured_outputs_config, processor.tokenizer
         )
-    except Exception as error:  # it runs parsers of other projects, on nothing but the caller's text
+    except (VLLMClientError, ValueError) as error:  # some of the parsers raise the latter
         # vLLM gives some of the parsers' messages as the cause only.
         text, cause = str(error), str(error.__cause__ or "")
         if cause and cause not in text:

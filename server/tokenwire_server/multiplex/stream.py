@@ -87,7 +87,9 @@ class MultiplexStream(Reader):
         self._handles.clear()
 
     def _find(self, sink: HandleSink) -> LiveRequest | None:
-        return self._registry.find(self._caller, sink.request_id)
+        """Return the live request of a handle; None where it has none, and another one may have its id."""
+        live = self._registry.find(self._caller, sink.request_id)
+        return live if live is not None and live.sink is sink else None
 
     async def _read(self, actions: AsyncIterator[pb.MultiplexRequest]) -> None:
         count = 0
@@ -160,7 +162,7 @@ class MultiplexStream(Reader):
         """Settle a request before its caller is told, so that it may use handle and id again at once."""
         if self._handles.get(sink.handle) is sink:
             del self._handles[sink.handle]
-        if (live := self._find(sink)) is None or live.sink is not sink:
+        if (live := self._find(sink)) is None:
             return
         for finish in finishes:
             if finish.finish_reason == generation_pb2.FINISH_REASON_ABORT and live.cut_short is not None:
