@@ -29,9 +29,16 @@ demo: ## Set everything up and ask a real model through gRPC
 	@python scripts/demo.py
 
 .PHONY: test
-test: setup ## Set everything up and run every test
+test: setup ## Set everything up and run every test, in two halves at the same time
 	@tokenwire demo-model
-	@python -m pytest
+	@$(MAKE) --jobs=2 test-simulated test-others
+
+# Most of both is waiting for one engine or another to start.
+.PHONY: test-simulated test-others
+test-simulated:
+	@python -m pytest tests/simulated
+test-others:
+	@python -m pytest tests/client tests/text tests/server tests/real
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no engine

@@ -75,7 +75,8 @@ def held(log: Path) -> list[str]:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 100_000))
         lines = file.read().split(b"\n")
-    return msgspec.json.decode(lines[-2], type=LastStep).held
+    # What follows the last line's end is empty, or half a line.
+    return msgspec.json.decode(lines[-2], type=LastStep).held if len(lines) > 1 else []
 
 
 async def test_two_hundred_readers_that_do_not_read(simulated: Simulated, stub: EngineServiceStub) -> None:
