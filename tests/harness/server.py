@@ -129,7 +129,7 @@ class ServerProcess:
         """Send a signal to the server's process alone."""
         os.kill(self.pid, number)
 
-    def wait(self, *, leftovers_timeout: float = 5.0) -> int:
+    def wait(self, *, leftovers_timeout: float = 20.0) -> int:
         """Wait for the server's end and return its exit code, which is negative for a signal's number.
 
         Then everything of its session has `leftovers_timeout` seconds to end; `leftovers` is what has not.

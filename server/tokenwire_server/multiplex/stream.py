@@ -111,6 +111,7 @@ class MultiplexStream(Reader):
         if handle in self._handles:
             reason = f"submit.handle: a live request of this stream has the handle {handle}; it goes on"
             violation = Violation("submit.handle", "must differ from the handles of all live requests of the stream")
+            self._engine.release_remote_prefill(message)
             self._pending.reject(handle, RequestError(Reason.HANDLE_IN_USE, reason, (violation,)))
             return
         if not message.request_id:
@@ -119,6 +120,12 @@ class MultiplexStream(Reader):
         self._handles[handle] = sink
         try:
             self._check_submit(submit)
+        except RequestError as error:
+            self._engine.release_remote_prefill(message)
+            del self._handles[handle]
+            self._pending.reject(handle, error)
+            return
+        try:
             live = await admit(
                 self._engine, self._registry, self._caller, message, sink, stream=True, path="submit.input"
             )
