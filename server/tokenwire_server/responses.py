@@ -2,7 +2,7 @@
 
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import generation_pb2
-from tokenwire_server.engine.outputs import Chunk
+from tokenwire_server.engine.outputs import Chunk, fill_closing
 
 
 def unary(message: generation_pb2.GenerationInput, request_id: str, chunk: Chunk) -> pb.GenerateResponse:
@@ -56,16 +56,5 @@ def _fill_last(
     chunk: Chunk,
     completion_tokens: int,
 ) -> None:
-    response.usage.prompt_tokens = len(message.prompt_token_ids)
-    response.usage.completion_tokens = completion_tokens
-    closing = chunk.closing
-    assert closing is not None
-    # Before a request's first token the engine has not told, and vLLM's count is a mere 0.
-    if closing.cached_tokens is not None and completion_tokens:
-        response.usage.cached_tokens = closing.cached_tokens
-    if closing.timing is not None:
-        response.timing.CopyFrom(closing.timing)
-    if closing.kv_transfer_params_json is not None:
-        response.kv_transfer_params_json = closing.kv_transfer_params_json
-    if closing.ec_transfer_params_json is not None:
-        response.ec_transfer_params_json = closing.ec_transfer_params_json
+    assert chunk.closing is not None
+    fill_closing(response, chunk.closing, len(message.prompt_token_ids), completion_tokens)

@@ -79,6 +79,8 @@ async def test_a_closed_connection_ends_a_running_request(simulated: Simulated, 
 
 async def until_taken(stub: EngineServiceStub, request_id: str) -> None:
     """Wait until the server has a request of the id, queued or running."""
+    # A call that has been answered came after the request; a probe that overtook it would take its id.
+    await within(stub.GetEngineInfo(pb.GetEngineInfoRequest()))
     async with asyncio.timeout(30):
         while True:
             probe = stub.Generate(pb.GenerateRequest(input=generation_input(request_id, max_tokens=1)), timeout=0.1)

@@ -13,8 +13,8 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, RequestStateStats
 from vllm.v1.outputs import LogprobsLists
 
 from tokenwire._contract import Reason
+from tokenwire.v1 import engine_service_pb2, logprobs_pb2, multiplex_pb2
 from tokenwire.v1 import generation_pb2 as pb
-from tokenwire.v1 import logprobs_pb2, multiplex_pb2
 from tokenwire_server.errors import RequestError
 
 _FINISH_REASONS = {
@@ -123,6 +123,28 @@ def fill_ending(message: pb.SequenceOutput | multiplex_pb2.MultiplexFinish, endi
         message.speculative_decoding.num_drafts = sum(histogram)
         message.speculative_decoding.num_draft_tokens = ending.speculation.num_draft_tokens
         message.speculative_decoding.num_accepted_tokens = sum(j * count for j, count in enumerate(histogram))
+
+
+def fill_closing(
+    message: engine_service_pb2.GenerateResponse
+    | engine_service_pb2.GenerateStreamResponse
+    | multiplex_pb2.MultiplexFinish,
+    closing: Closing,
+    prompt_tokens: int,
+    completion_tokens: int,
+) -> None:
+    """Write what a request's last output tells beside its sequences into its last message."""
+    message.usage.prompt_tokens = prompt_tokens
+    message.usage.completion_tokens = completion_tokens
+    # Before a request's first token the engine has not told, and vLLM's count is a mere 0.
+    if closing.cached_tokens is not None and completion_tokens:
+        message.usage.cached_tokens = closing.cached_tokens
+    if closing.timing is not None:
+        message.timing.CopyFrom(closing.timing)
+    if closing.kv_transfer_params_json is not None:
+        message.kv_transfer_params_json = closing.kv_transfer_params_json
+    if closing.ec_transfer_params_json is not None:
+        message.ec_transfer_params_json = closing.ec_transfer_params_json
 
 
 class LogprobColumns:

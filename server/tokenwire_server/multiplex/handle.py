@@ -6,7 +6,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from tokenwire.v1 import generation_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
-from tokenwire_server.engine.outputs import Chunk, Closing, Ending, fill_ending
+from tokenwire_server.engine.outputs import Chunk, Closing, Ending, fill_closing, fill_ending
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError
 from tokenwire_server.multiplex.columns import finish_of
@@ -135,16 +135,6 @@ class HandleSink(Sink):
     def _close(self, finishes: list[pb.MultiplexFinish], closing: Closing) -> None:
         last = finishes[-1]
         last.last = True
-        last.usage.prompt_tokens = self._prompt_tokens
-        last.usage.completion_tokens = self._completion_tokens
-        # Before a request's first token the engine has not told, and vLLM's count is a mere 0.
-        if closing.cached_tokens is not None and self._completion_tokens:
-            last.usage.cached_tokens = closing.cached_tokens
-        if closing.timing is not None:
-            last.timing.CopyFrom(closing.timing)
-        if closing.kv_transfer_params_json is not None:
-            last.kv_transfer_params_json = closing.kv_transfer_params_json
-        if closing.ec_transfer_params_json is not None:
-            last.ec_transfer_params_json = closing.ec_transfer_params_json
+        fill_closing(last, closing, self._prompt_tokens, self._completion_tokens)
         self._on_end(self, finishes)
         self._pending.finish(self.handle, finishes)

@@ -108,23 +108,16 @@ class MultiplexStream(Reader):
 
     async def _submit(self, submit: multiplex_pb2.MultiplexSubmit) -> None:
         handle, message = submit.handle, submit.input
-        if handle in self._handles:
-            reason = f"submit.handle: a live request of this stream has the handle {handle}; it goes on"
-            violation = Violation("submit.handle", "must differ from the handles of all live requests of the stream")
+        try:
+            self._check_submit(submit)
+        except RequestError as error:
             self._engine.release_remote_prefill(message)
-            self._pending.reject(handle, RequestError(Reason.HANDLE_IN_USE, reason, (violation,)))
+            self._pending.reject(handle, error)
             return
         if not message.request_id:
             message.request_id = uuid.uuid4().hex
         sink = HandleSink(handle, message.request_id, len(message.prompt_token_ids), self._pending, self._on_end)
         self._handles[handle] = sink
-        try:
-            self._check_submit(submit)
-        except RequestError as error:
-            self._engine.release_remote_prefill(message)
-            del self._handles[handle]
-            self._pending.reject(handle, error)
-            return
         try:
             live = await admit(
                 self._engine, self._registry, self._caller, message, sink, stream=True, path="submit.input"
@@ -140,11 +133,16 @@ class MultiplexStream(Reader):
             sink.end_on_arrival(number_of_sequences(message))
 
     def _check_submit(self, submit: multiplex_pb2.MultiplexSubmit) -> None:
+        handle = submit.handle
+        if handle in self._handles:
+            reason = f"submit.handle: a live request of this stream has the handle {handle}; it goes on"
+            violation = Violation("submit.handle", "must differ from the handles of all live requests of the stream")
+            raise RequestError(Reason.HANDLE_IN_USE, reason, (violation,))
         if self._given_up is not None:
             raise self._given_up
         self._caller.check()
         self._check()
-        if len(self._handles) > self._max_requests:
+        if len(self._handles) >= self._max_requests:
             raise RequestError(
                 Reason.QUEUE_FULL, f"the stream has its most live requests, {self._max_requests}; open another one"
             )
