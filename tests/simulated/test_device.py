@@ -97,8 +97,11 @@ async def running(folder: Path, options: str, **arguments: Any) -> AsyncIterator
     try:
         yield engine
     finally:
+        context = engine.llm.engine_core.resources.ctx
         await asyncio.to_thread(engine.llm.shutdown, timeout=2)
-        # vLLM leaves its ZMQ context to the garbage collector, and here warnings are errors.
+        # vLLM leaves its ZMQ context to the garbage collector, which may come in a later test, and here warnings are
+        # errors.
+        context.destroy(linger=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del engine.llm
