@@ -45,47 +45,31 @@ async def admit(
 
     """
     try:
-        return await _admit(
-            engine, registry, caller, message, sink, stream=stream, path=path, max_message_bytes=max_message_bytes
-        )
+        validation.check_input(message, path)
+        # Before the conversion of a prompt, which may be long.
+        engine.check_admission(number_of_sequences(message))
+        seconds = None
+        if message.HasField("max_time"):
+            seconds = validation.positive_seconds(message.max_time, f"{path}.max_time")
+        request = engine.request(message, message.request_id, stream=stream, path=path)
+        if max_message_bytes is not None:
+            _check_size(request, engine.limits.vocab_size, max_message_bytes, path)
+        live = registry.open(caller, message.request_id, sink, f"{path}.request_id")
+        if live.outcome is not None:
+            return live
+        request.request_id = live.engine_id
+        if seconds is not None:
+            registry.limit_time(live, seconds)
+        try:
+            await engine.add(request, sink, path)
+        except BaseException:
+            registry.drop(live)
+            raise
+        registry.added(live)
+        return live
     finally:
         if not sink.internal_id:
             engine.release_remote_prefill(message)
-
-
-async def _admit(
-    engine: Engine,
-    registry: Registry,
-    caller: Caller,
-    message: pb.GenerationInput,
-    sink: Sink,
-    *,
-    stream: bool,
-    path: str,
-    max_message_bytes: int | None,
-) -> LiveRequest:
-    validation.check_input(message, path)
-    # Before the conversion of a prompt, which may be long.
-    engine.check_admission(number_of_sequences(message))
-    seconds = None
-    if message.HasField("max_time"):
-        seconds = validation.positive_seconds(message.max_time, f"{path}.max_time")
-    request = engine.request(message, message.request_id, stream=stream, path=path)
-    if max_message_bytes is not None:
-        _check_size(request, engine.limits.vocab_size, max_message_bytes, path)
-    live = registry.open(caller, message.request_id, sink, f"{path}.request_id")
-    if live.outcome is not None:
-        return live
-    request.request_id = live.engine_id
-    if seconds is not None:
-        registry.limit_time(live, seconds)
-    try:
-        await engine.add(request, sink, path)
-    except BaseException:
-        registry.drop(live)
-        raise
-    registry.added(live)
-    return live
 
 
 def number_of_sequences(message: pb.GenerationInput) -> int:

@@ -81,12 +81,8 @@ class Call(Reader):
             return self._ended_on_arrival()
         chunk = await self._sink.next()
         if chunk.closing is not None:
-            if live.cut_short is not None:
-                for output in chunk.outputs:
-                    if output.finish_reason == pb.FINISH_REASON_ABORT:
-                        output.finish_reason = live.cut_short
             # Before the caller is told, so that it may use the id again at once.
-            self._registry.finish(live, [output.finish_reason for output in chunk.outputs])
+            self._registry.finish(live, chunk.outputs)
         return chunk
 
     def waiting(self) -> int:

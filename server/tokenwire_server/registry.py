@@ -18,7 +18,8 @@ from tokenwire.v1.engine_service_pb2 import (
     ABORT_OUTCOME_REMEMBERED,
     AbortOutcome,
 )
-from tokenwire.v1.generation_pb2 import FINISH_REASON_ABORT, FINISH_REASON_TIME_LIMIT, FinishReason
+from tokenwire.v1.generation_pb2 import FINISH_REASON_ABORT, FINISH_REASON_TIME_LIMIT, FinishReason, SequenceOutput
+from tokenwire.v1.multiplex_pb2 import MultiplexFinish
 from tokenwire_server.access.caller import Caller
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.sink import Sink
@@ -124,15 +125,19 @@ class Registry:
         """Return the caller's live request of an id; None where there is none."""
         return self._live.get((caller.principal, request_id))
 
-    def finish(self, live: LiveRequest, reasons: Iterable[FinishReason.ValueType]) -> None:
+    def finish(self, live: LiveRequest, ends: Iterable[SequenceOutput | MultiplexFinish]) -> None:
         """Record that a request has ended by itself or by an abort, before its caller is told.
 
         Args:
             live: the request.
-            reasons: the finish reasons that its last message tells.
+            ends: the last message's sequences; an ABORT among their finish reasons becomes what cut the request short.
 
         """
-        aborted = FINISH_REASON_ABORT in reasons
+        aborted = False
+        for end in ends:
+            if end.finish_reason == FINISH_REASON_ABORT and live.cut_short is not None:
+                end.finish_reason = live.cut_short
+            aborted = aborted or end.finish_reason == FINISH_REASON_ABORT
         self._settle(live, ABORT_OUTCOME_ABORTED if aborted else ABORT_OUTCOME_ALREADY_FINISHED)
 
     def drop(self, *requests: LiveRequest) -> None:

@@ -219,19 +219,15 @@ def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
     state.is_prefilling = False
 
 
-class Pump:
-    """The ordinary path alone: a task for each request, for a vLLM whose internals are not as expected."""
-
-    @staticmethod
-    async def run(collector: RequestOutputCollector, sink: Sink) -> None:
-        """Pass a request's outputs on until the last."""
-        finished = False
-        while not finished:
-            try:
-                output = collector.get_nowait() or await collector.get()
-            except Exception as error:  # noqa: BLE001  # the engine's failure is the request's
-                sink.put(error)
-                return
-            assert isinstance(output, RequestOutput)
-            finished = output.finished
-            sink.put(output)
+async def pump(collector: RequestOutputCollector, sink: Sink) -> None:
+    """Pass a request's outputs on until the last: a task for each, where vLLM's internals are not as expected."""
+    finished = False
+    while not finished:
+        try:
+            output = collector.get_nowait() or await collector.get()
+        except Exception as error:  # noqa: BLE001  # the engine's failure is the request's
+            sink.put(error)
+            return
+        assert isinstance(output, RequestOutput)
+        finished = output.finished
+        sink.put(output)

@@ -24,7 +24,7 @@ from tokenwire_server import simulated_device
 from tokenwire_server.engine import orphans
 from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
-from tokenwire_server.engine.direct import DirectOutputProcessor, Pump, incompatibility
+from tokenwire_server.engine.direct import DirectOutputProcessor, incompatibility, pump
 from tokenwire_server.engine.eos import eos_token_id
 from tokenwire_server.engine.faults import FAULTS, translate
 from tokenwire_server.engine.grammar import check_grammar
@@ -233,7 +233,7 @@ class Engine:
                 self._direct.forget(request.request_id)
         sink.internal_id = collector.request_id
         if self._direct is None:
-            _ = self._spawn(Pump.run(collector, sink))
+            _ = self._spawn(pump(collector, sink))
 
     def release_remote_prefill(self, message: generation_pb2.GenerationInput) -> None:
         """Let go of what another engine has computed for a request that does not reach this one. Never waits.

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1 import generation_pb2, multiplex_pb2
+from tokenwire.v1 import multiplex_pb2
 from tokenwire_server.access.caller import Caller
 from tokenwire_server.admission import admit, number_of_sequences
 from tokenwire_server.engine.engine import Engine
@@ -167,9 +167,5 @@ class MultiplexStream(Reader):
         """Settle a request before its caller is told, so that it may use handle and id again at once."""
         if self._handles.get(sink.handle) is sink:
             del self._handles[sink.handle]
-        if (live := self._find(sink)) is None:
-            return
-        for finish in finishes:
-            if finish.finish_reason == generation_pb2.FINISH_REASON_ABORT and live.cut_short is not None:
-                finish.finish_reason = live.cut_short
-        self._registry.finish(live, [finish.finish_reason for finish in finishes])
+        if (live := self._find(sink)) is not None:
+            self._registry.finish(live, finishes)
