@@ -2,8 +2,14 @@
 
 import asyncio
 import contextlib
+import socket
+import struct
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER, on, for no time: closing drops what waits and sends RST in place of FIN."""
 
 
 class CuttingProxy:
@@ -17,6 +23,8 @@ class CuttingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
         """Where the proxy listens; known inside its block."""
+        self.answered = 0
+        """Bytes that came from the server."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -34,8 +42,12 @@ class CuttingProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
-        """Reset all connections."""
+        """Reset all connections, on both sides."""
         for writer in self._writers:
+            # One that has been closed has no socket any more.
+            with contextlib.suppress(OSError):
+                end = writer.get_extra_info("socket")
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,7 +58,7 @@ class CuttingProxy:
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
             self._writers.add(upstream_writer)
-            await asyncio.gather(_copy(reader, upstream_writer), _copy(upstream_reader, writer))
+            await asyncio.gather(_copy(reader, upstream_writer), _copy(upstream_reader, writer, self._count))
             self._writers.discard(upstream_writer)
             upstream_writer.close()
         except OSError:
@@ -56,10 +68,17 @@ class CuttingProxy:
             writer.close()
             self._tasks.discard(task)
 
+    def _count(self, size: int) -> None:
+        self.answered += size
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None] | None = None
+) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
+            if count is not None:
+                count(len(data))
             writer.write(data)
             await writer.drain()
     writer.transport.abort()

@@ -1,127 +1,20 @@
-"""A caller that goes away, in whatever manner, takes its requests out of the engine. FIELD_LOG 6, 36, 37, 43."""
+"""The Python client's iterator that is left, and a reader that stands still, on both output paths.
+
+`test_cancel_matrix.py` has all ways of going away. FIELD_LOG 6, 36, 37, 43.
+"""
 
 import asyncio
 import contextlib
-import signal
-import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import grpc.aio
 import pytest
 
 import tokenwire
-from harness.simulated import MAX_NUM_SEQS, Simulated, generation_input, read_to_end, submit, within
+from harness.simulated import Simulated, generation_input, read_to_end, submit, within
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
 pytestmark = pytest.mark.simulated
-
-KILLED_CLIENT = Path(__file__).with_name("killed_client.py")
-
-
-async def start_unary(stub: EngineServiceStub, request_id: str, deadline: float | None) -> grpc.aio.Call:
-    call: grpc.aio.Call = stub.Generate(pb.GenerateRequest(input=generation_input(request_id)), timeout=deadline)
-    return call
-
-
-async def start_stream(stub: EngineServiceStub, request_id: str, deadline: float | None) -> grpc.aio.Call:
-    call: grpc.aio.Call = stub.GenerateStream(
-        pb.GenerateStreamRequest(input=generation_input(request_id)), timeout=deadline
-    )
-    return call
-
-
-async def start_multiplex(stub: EngineServiceStub, request_id: str, deadline: float | None) -> grpc.aio.Call:
-    call = stub.Multiplex(timeout=deadline)
-    await call.write(submit(1, generation_input(request_id)))
-    admitted = await within(call.read())
-    assert isinstance(admitted, pb.MultiplexResponse)
-    assert admitted.step.accepted[0].request_id == request_id
-    return call
-
-
-RPCS = pytest.mark.parametrize(
-    "start", [start_unary, start_stream, start_multiplex], ids=["Generate", "GenerateStream", "Multiplex"]
-)
-Start = Callable[[EngineServiceStub, str, float | None], Awaitable[grpc.aio.Call]]
-
-
-@RPCS
-async def test_cancel_ends_a_running_request(simulated: Simulated, stub: EngineServiceStub, start: Start) -> None:
-    request_id = f"cancel-{start.__name__}"
-    call = await start(stub, request_id, None)
-    await simulated.running(request_id)
-    call.cancel()
-    await simulated.gone(request_id)
-
-
-@RPCS
-async def test_an_expired_deadline_ends_a_running_request(
-    simulated: Simulated, stub: EngineServiceStub, start: Start
-) -> None:
-    request_id = f"deadline-{start.__name__}"
-    call = await start(stub, request_id, 0.5)
-    await simulated.running(request_id)
-    assert await within(call.code()) == grpc.StatusCode.DEADLINE_EXCEEDED
-    await simulated.gone(request_id)
-
-
-@RPCS
-async def test_a_closed_connection_ends_a_running_request(simulated: Simulated, start: Start) -> None:
-    request_id = f"close-{start.__name__}"
-    channel = simulated.connect()
-    await start(EngineServiceStub(channel), request_id, None)
-    await simulated.running(request_id)
-    await channel.close()
-    await simulated.gone(request_id)
-
-
-async def until_taken(stub: EngineServiceStub, request_id: str) -> None:
-    """Wait until the server has a request of the id, queued or running."""
-    # A call that has been answered came after the request; a probe that overtook it would take its id.
-    await within(stub.GetEngineInfo(pb.GetEngineInfoRequest()))
-    async with asyncio.timeout(30):
-        while True:
-            probe = stub.Generate(pb.GenerateRequest(input=generation_input(request_id, max_tokens=1)), timeout=0.1)
-            if await probe.code() == grpc.StatusCode.ALREADY_EXISTS:
-                return
-
-
-@RPCS
-async def test_cancel_ends_a_queued_request(simulated: Simulated, stub: EngineServiceStub, start: Start) -> None:
-    request_id = f"queued-{start.__name__}"
-    full = [f"full-{start.__name__}-{i}" for i in range(MAX_NUM_SEQS)]
-    filling = stub.Multiplex()
-    for handle, name in enumerate(full):
-        await filling.write(submit(handle, generation_input(name)))
-    await simulated.running(*full)
-    call = await start(stub, request_id, None)
-    # The engine has it, the device does not: nothing to look at but what the caller is told of a second one.
-    await until_taken(stub, request_id)
-    call.cancel()
-    await asyncio.sleep(0)
-    filling.cancel()
-    await simulated.gone(*full)
-    await within(stub.Generate(pb.GenerateRequest(input=generation_input("next", max_tokens=3))))
-    assert not any(step.computes(request_id) for step in simulated.steps())
-
-
-async def test_a_killed_client_leaves_no_request_behind(simulated: Simulated) -> None:
-    names = ["killed-unary", "killed-stream", *(f"killed-multiplex-{i}" for i in range(3))]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, KILLED_CLIENT, simulated.address, *names, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        assert await within(process.stdout.readline()) == b"started\n"
-        await simulated.running(*names)
-        process.send_signal(signal.SIGKILL)
-        await simulated.gone(*names)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 async def test_leaving_the_clients_iterator_ends_the_request(simulated: Simulated) -> None:
