@@ -1,8 +1,6 @@
 """A call that its caller leaves behind frees the engine, in whatever state it is."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -11,6 +9,7 @@ import pytest
 from vllm.config import VllmConfig
 
 from fake_engine import FakeEngineServer, FakeRequest, read, within
+from harness.proxy import CuttingProxy
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.generation_pb2 import GenerationInput
@@ -94,53 +93,12 @@ async def test_the_channel_is_closed(server: FakeEngineServer, stream: bool, tok
     await gone(server, request)
 
 
-class Proxy:
-    """A TCP connection in between that can be cut."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self._transports: list[asyncio.WriteTransport] = []
-
-    @contextlib.asynccontextmanager
-    async def run(self, target: str) -> AsyncIterator["Proxy"]:
-        host, _, port = target.rpartition(":")
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError):
-                while data := await reader.read(65536):
-                    writer.write(data)
-                    await writer.drain()
-
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            back_reader, back_writer = await asyncio.open_connection(host, int(port))
-            self._transports += [writer.transport, back_writer.transport]
-            for pair in ((reader, back_writer), (back_reader, writer)):
-                tasks.add(asyncio.create_task(pump(*pair)))
-
-        listener = await asyncio.start_server(connected, "127.0.0.1", 0)
-        self.port = listener.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            listener.close()
-            self.cut()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def cut(self) -> None:
-        """Break the connections without a word, as when a machine or a process dies."""
-        for transport in self._transports:
-            transport.abort()
-
-
 @each_rpc
 @before_or_after
 async def test_the_connection_breaks(server: FakeEngineServer, stream: bool, tokens: list[int]) -> None:
     async with (
-        Proxy().run(server.transport.address) as proxy,
-        grpc.aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel,
+        CuttingProxy(server.transport.address) as proxy,
+        grpc.aio.insecure_channel(proxy.address) as channel,
     ):
         stub = EngineServiceStub(channel)
         call: Any = (
@@ -155,8 +113,8 @@ async def test_the_connection_breaks(server: FakeEngineServer, stream: bool, tok
 
 async def test_many_calls_of_one_connection_break_together(server: FakeEngineServer) -> None:
     async with (
-        Proxy().run(server.transport.address) as proxy,
-        grpc.aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel,
+        CuttingProxy(server.transport.address) as proxy,
+        grpc.aio.insecure_channel(proxy.address) as channel,
     ):
         stub = EngineServiceStub(channel)
         calls = [stub.GenerateStream(pb.GenerateStreamRequest(input=INPUT)) for _ in range(5)]
