@@ -19,6 +19,7 @@ from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, engine_dead
 from tokenwire_server.liveness import Death, wait_for_death
+from tokenwire_server.reception import Reception
 from tokenwire_server.registry import Registry
 from tokenwire_server.service import EngineServicer
 from tokenwire_server.transport import BindError, Transport
@@ -65,13 +66,13 @@ class Server:
         self._config = config
         self._name = name
         self._load = load
-        self._servicer = EngineServicer(config)
+        self._reception = Reception(config)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
     async def run(self) -> int:
         """Serve until a stop signal or the engine's death; return the exit code."""
-        transport = Transport(self._config, self._servicer)
+        transport = Transport(self._config, EngineServicer(self._reception))
         with self._signals():
             try:
                 await transport.start()
@@ -121,13 +122,13 @@ class Server:
 
     async def _serve(self, transport: Transport, engine: Engine) -> int:
         registry = Registry(engine, self._config.max_requests_per_client)
-        self._servicer.serve(engine, registry)
+        self._reception.serve(engine, registry)
         await transport.set_serving(True)
         # The line that people and scripts wait for.
         print(f"tokenwire: serving {self._name} on {transport.address}", flush=True)  # noqa: T201
         stats = asyncio.create_task(_log_stats(engine))
         watch = asyncio.create_task(wait_for_death(engine, self._config.engine_timeout))
-        readers = asyncio.create_task(self._servicer.watch_readers())
+        readers = asyncio.create_task(self._reception.slow_readers.run())
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +143,7 @@ class Server:
 
     async def _after_death(self, death: Death, transport: Transport, registry: Registry) -> int:
         logger.error("%s", death.value)
-        self._servicer.engine_died()
+        self._reception.engine_died()
         registry.fail_all(engine_dead())
         if self._config.stay_after_engine_death:
             logger.error("staying up to say so; a stop signal ends the process")
@@ -151,7 +152,7 @@ class Server:
         return ExitCode.ENGINE_DIED
 
     async def _drain(self, transport: Transport, registry: Registry) -> None:
-        self._servicer.refuse_new()
+        self._reception.refuse_new()
         if len(registry):
             logger.info(
                 "draining: %d requests have %.0f s to finish; a second signal ends them now",

@@ -3,56 +3,28 @@
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
-from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer
 from tokenwire_server import errors, responses, trace_headers, validation
 from tokenwire_server.access import caller
 from tokenwire_server.call import Call
-from tokenwire_server.config import ServerConfig
-from tokenwire_server.engine.engine import Engine
-from tokenwire_server.errors import RequestError
 from tokenwire_server.multiplex.stream import MultiplexStream
-from tokenwire_server.registry import Registry
-from tokenwire_server.slow_readers import SlowReaders
+from tokenwire_server.reception import Reception
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class _Serving(NamedTuple):
-    engine: Engine
-    registry: Registry
-
-
 class EngineServicer(EngineServiceServicer):
-    """`tokenwire.v1.EngineService` over an engine, which comes once it has loaded."""
+    """`tokenwire.v1.EngineService`."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
-        self._slow_readers = SlowReaders(config.slow_reader_timeout)
-        self._serving: _Serving | None = None
-        self._draining = False
-        self._dead = False
-
-    def serve(self, engine: Engine, registry: Registry) -> None:
-        """Answer requests from now on."""
-        self._serving = _Serving(engine, registry)
-
-    async def watch_readers(self) -> None:
-        """End streams that are not read, until cancelled."""
-        await self._slow_readers.run()
-
-    def engine_died(self) -> None:
-        """Refuse everything from now on: there is no engine."""
-        self._dead = True
-
-    def refuse_new(self) -> None:
-        """Refuse new requests from now on; running ones go on."""
-        self._draining = True
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
+        self._config = reception.config
+        self._slow_readers = reception.slow_readers
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
         """Continue a prompt and answer once."""
@@ -82,7 +54,7 @@ class EngineServicer(EngineServiceServicer):
     ) -> AsyncIterator[pb.MultiplexResponse]:
         """Carry many requests on one stream."""
         async with errors.boundary(context, "Multiplex"):
-            serving = self._accepting()
+            serving = self._reception.accepting()
             stream = MultiplexStream(
                 serving.engine,
                 serving.registry,
@@ -100,7 +72,7 @@ class EngineServicer(EngineServiceServicer):
         """Abort requests by their ids."""
         async with errors.boundary(context, "Abort"):
             remember_seconds = validation.check_abort(request)
-            registry = self._ready().registry
+            registry = self._reception.ready().registry
             outcomes = await registry.abort(caller.of(context), request.request_ids, remember_seconds)
             response = pb.AbortResponse()
             for request_id, outcome in zip(request.request_ids, outcomes, strict=True):
@@ -114,7 +86,7 @@ class EngineServicer(EngineServiceServicer):
     ) -> pb.GetEngineInfoResponse:
         """Say what the engine is and can do."""
         async with errors.boundary(context, "GetEngineInfo"):
-            info = self._ready().engine.info()
+            info = self._reception.ready().engine.info()
             info.limits.max_receive_message_bytes = self._config.max_receive_message_bytes
             info.limits.max_send_message_bytes = self._config.max_send_message_bytes
             return pb.GetEngineInfoResponse(info=info)
@@ -122,35 +94,7 @@ class EngineServicer(EngineServiceServicer):
     def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, context: _Context, *, stream: bool) -> Call:
         if not request.HasField("input"):
             raise errors.invalid_field("input", "must be set")
-        trace_headers.fill(request.input, context.invocation_metadata())
-        try:
-            serving = self._accepting()
-        except RequestError:
-            if self._serving is not None:
-                self._serving.engine.release_remote_prefill(request.input)
-            raise
-        return Call(
-            serving.engine,
-            serving.registry,
-            caller.of(context),
-            request.input,
-            stream=stream,
-            max_message_bytes=self._config.max_send_message_bytes,
-        )
+        return self._reception.call(request.input, context, stream=stream)
 
     def _check_accepting(self) -> None:
-        self._accepting()
-
-    def _accepting(self) -> _Serving:
-        if self._draining:
-            raise RequestError(Reason.DRAINING, "the server is shutting down; send the request to another one")
-        serving = self._ready()
-        serving.engine.check_alive()
-        return serving
-
-    def _ready(self) -> _Serving:
-        if self._dead:
-            raise errors.engine_dead()
-        if self._serving is None:
-            raise RequestError(Reason.ENGINE_LOADING, "the engine is still loading; health tells when it is ready")
-        return self._serving
+        self._reception.accepting()

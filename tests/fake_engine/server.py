@@ -16,6 +16,7 @@ from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
+from tokenwire_server.reception import Reception
 from tokenwire_server.registry import Registry
 from tokenwire_server.service import EngineServicer
 from tokenwire_server.transport import Transport
@@ -58,8 +59,8 @@ class FakeEngineServer:
         self.core = core
         self.engine = engine
         self.registry = Registry(engine, config.max_requests_per_client)
-        self.servicer = EngineServicer(config)
-        self.transport = Transport(config, self.servicer)
+        self.reception = Reception(config)
+        self.transport = Transport(config, EngineServicer(self.reception))
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -85,7 +86,7 @@ class FakeEngineServer:
 
     def serve(self) -> None:
         """The engine has loaded."""
-        self.servicer.serve(self.engine, self.registry)
+        self.reception.serve(self.engine, self.registry)
 
     def connect(self, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
         """Open another connection, not shared with any other channel."""

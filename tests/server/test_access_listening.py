@@ -18,6 +18,7 @@ from tokenwire_server.arguments import parse
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.lifecycle import ExitCode, Server
+from tokenwire_server.reception import Reception
 from tokenwire_server.service import EngineServicer
 from tokenwire_server.transport import BindError, Transport
 
@@ -34,7 +35,7 @@ def folder() -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def listening(config: ServerConfig) -> AsyncIterator[Transport]:
-    transport = Transport(config, EngineServicer(config))
+    transport = Transport(config, EngineServicer(Reception(config)))
     await transport.start()
     try:
         yield transport

@@ -174,7 +174,7 @@ async def test_so_does_one_that_was_aborted_before_it_arrived(decode: FakeEngine
 
 
 async def test_so_does_one_that_a_draining_server_refuses(decode: FakeEngineServer) -> None:
-    decode.servicer.refuse_new()
+    decode.reception.refuse_new()
     assert (await failure_of(decode.generate(kv_transfer_params_json=KV))).reason == "DRAINING"
     assert await released(decode) == [REMOTE]
 

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fake_engine import within
 from tokenwire_server.config import ServerConfig
+from tokenwire_server.reception import Reception
 from tokenwire_server.service import EngineServicer
 from tokenwire_server.transport import BindError, Transport
 
@@ -27,7 +28,7 @@ async def make() -> AsyncIterator[Callable[[ServerConfig], Transport]]:
     made: list[Transport] = []
 
     def transport(config: ServerConfig) -> Transport:
-        made.append(Transport(config, EngineServicer(config)))
+        made.append(Transport(config, EngineServicer(Reception(config))))
         return made[-1]
 
     yield transport

@@ -202,7 +202,7 @@ async def test_a_draining_server_refuses_new_requests_and_ends_the_running_ones(
     request = await server.core.next_request()
     aborted = server.generate(request_id="a")
     await server.core.next_request()
-    server.servicer.refuse_new()
+    server.reception.refuse_new()
     for call in (server.generate(), server.stream().read()):
         failure = await failure_of(call)
         assert (failure.code, failure.reason, failure.retry_delay) == (Code.UNAVAILABLE, "DRAINING", None)

@@ -1,0 +1,104 @@
+"""Where requests come in, by whichever service: whether the server takes them, and their calls."""
+
+from typing import Any, NamedTuple
+
+import grpc
+
+from tokenwire._contract import Reason
+from tokenwire.v1 import generation_pb2 as pb
+from tokenwire_server import errors, trace_headers
+from tokenwire_server.access import caller
+from tokenwire_server.call import Call
+from tokenwire_server.config import ServerConfig
+from tokenwire_server.engine.engine import Engine
+from tokenwire_server.errors import RequestError
+from tokenwire_server.registry import Registry
+from tokenwire_server.slow_readers import SlowReaders
+
+
+class Serving(NamedTuple):
+    """What answers requests, once the engine has loaded."""
+
+    engine: Engine
+    registry: Registry
+
+
+class Reception:
+    """The state of the server as its services see it: loading, serving, draining, or without an engine."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.slow_readers = SlowReaders(config.slow_reader_timeout)
+        self._serving: Serving | None = None
+        self._draining = False
+        self._dead = False
+
+    def serve(self, engine: Engine, registry: Registry) -> None:
+        """Take requests from now on."""
+        self._serving = Serving(engine, registry)
+
+    def engine_died(self) -> None:
+        """Refuse everything from now on: there is no engine."""
+        self._dead = True
+
+    def refuse_new(self) -> None:
+        """Refuse new requests from now on; running ones go on."""
+        self._draining = True
+
+    def ready(self) -> Serving:
+        """Return what answers questions.
+
+        Raises:
+            RequestError: the engine is still loading, ENGINE_LOADING, or has died, ENGINE_DEAD.
+
+        """
+        if self._dead:
+            raise errors.engine_dead()
+        if self._serving is None:
+            raise RequestError(Reason.ENGINE_LOADING, "the engine is still loading; health tells when it is ready")
+        return self._serving
+
+    def accepting(self) -> Serving:
+        """Return what takes a new request.
+
+        Raises:
+            RequestError: as `ready`, and DRAINING.
+
+        """
+        if self._draining:
+            raise RequestError(Reason.DRAINING, "the server is shutting down; send the request to another one")
+        serving = self.ready()
+        serving.engine.check_alive()
+        return serving
+
+    def call(self, message: pb.GenerationInput, context: grpc.aio.ServicerContext[Any, Any], *, stream: bool) -> Call:
+        """Return the call of a request, which its block starts.
+
+        Args:
+            message: the request; trace headers of the call's metadata are added to it.
+            context: the call.
+            stream: whether outputs are wanted as they come, rather than all together.
+
+        Raises:
+            RequestError: no requests are taken.
+
+        """
+        trace_headers.fill(message, context.invocation_metadata())
+        try:
+            serving = self.accepting()
+        except RequestError:
+            self.release(message)
+            raise
+        return Call(
+            serving.engine,
+            serving.registry,
+            caller.of(context),
+            message,
+            stream=stream,
+            max_message_bytes=self.config.max_send_message_bytes,
+        )
+
+    def release(self, message: pb.GenerationInput) -> None:
+        """Let go of what another engine has computed for a request that is refused."""
+        if self._serving is not None:
+            self._serving.engine.release_remote_prefill(message)
