@@ -17,6 +17,7 @@ from tokenwire._client import AsyncClient
 from tokenwire._connection import ClientOptions, Metadata
 from tokenwire._contract import CONTRACT_REVISION, Reason
 from tokenwire._engine_info import Adapter, EngineInfo, KvCache, Limits, Parallelism
+from tokenwire._engine_load import EngineLoad, RankLoad
 from tokenwire._errors import (
     AlreadyExistsError,
     CallCancelledError,
@@ -87,6 +88,7 @@ __all__ = [
     "DeltaStream",
     "EngineDeadError",
     "EngineInfo",
+    "EngineLoad",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
@@ -115,6 +117,7 @@ __all__ = [
     "Parallelism",
     "PermissionDeniedError",
     "PromptLogprobs",
+    "RankLoad",
     "Reason",
     "RepetitionDetectionParams",
     "RequestFailedError",

@@ -11,6 +11,7 @@ from tokenwire._channel import DEFAULT_TARGET
 from tokenwire._client import DEFAULT_WAIT_READY_TIMEOUT, AsyncClient
 from tokenwire._connection import ClientOptions, Metadata
 from tokenwire._engine_info import EngineInfo
+from tokenwire._engine_load import EngineLoad
 from tokenwire._errors import ClientClosedError
 from tokenwire._health import HealthStatus
 from tokenwire._input import GenerationOptions
@@ -131,6 +132,10 @@ class Client:
     def engine_info(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> EngineInfo:
         """Ask what the engine is and can do."""
         return self._thread.run(self._client.engine_info(timeout=timeout, metadata=metadata))
+
+    def engine_load(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> EngineLoad:
+        """Ask how busy the engine is; see `AsyncClient.engine_load`."""
+        return self._thread.run(self._client.engine_load(timeout=timeout, metadata=metadata))
 
     def health(
         self, service: str = "", *, timeout: float | None = None, metadata: Metadata | None = None

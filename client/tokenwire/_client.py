@@ -12,6 +12,7 @@ from tokenwire._abort import AbortResult
 from tokenwire._channel import DEFAULT_TARGET
 from tokenwire._connection import ClientOptions, Connection, Metadata
 from tokenwire._engine_info import EngineInfo
+from tokenwire._engine_load import EngineLoad
 from tokenwire._health import HealthStatus
 from tokenwire._input import GenerationOptions, generation_input
 from tokenwire._multiplex import DEFAULT_MAX_BUFFERED_TOKENS, Multiplex
@@ -153,6 +154,11 @@ class AsyncClient:
         method = self._connection.stub.GetEngineInfo
         response = await self._connection.unary(method, pb.GetEngineInfoRequest(), timeout, metadata)
         return EngineInfo.from_proto(response.info)
+
+    async def engine_load(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> EngineLoad:
+        """Ask how busy the engine is. Cheap: routers may ask every second."""
+        response = await self._connection.unary(self._connection.stub.GetLoad, pb.GetLoadRequest(), timeout, metadata)
+        return EngineLoad.from_proto(response.load)
 
     async def health(
         self, service: str = "", *, timeout: float | None = None, metadata: Metadata | None = None

@@ -5,7 +5,7 @@ Shared by client and server, so that neither spells a reason by hand.
 
 from enum import StrEnum
 
-CONTRACT_REVISION = 1
+CONTRACT_REVISION = 2
 """Revision of `protos/` that this package was built from; rises with every change (`EngineInfo.contract_revision`)."""
 
 ERROR_DOMAIN = "tokenwire.v1"

@@ -1,9 +1,6 @@
 """What an engine is and can do. None means not known, a present zero is a fact."""
 
-from typing import Any
-
 import msgspec
-from google.protobuf.message import Message
 
 from tokenwire import _wire
 from tokenwire.v1 import engine_info_pb2 as pb
@@ -44,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_proto(cls, message: pb.Limits) -> "Limits":
         """Convert the contract's message."""
-        return cls(**_optional(cls, message))
+        return cls(**_wire.optional(cls, message))
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +57,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_proto(cls, message: pb.Parallelism) -> "Parallelism":
         """Convert the contract's message."""
-        return cls(**_optional(cls, message))
+        return cls(**_wire.optional(cls, message))
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +83,7 @@ class KvCache(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_proto(cls, message: pb.KvCache) -> "KvCache":
         """Convert the contract's message."""
-        return cls(**_optional(cls, message), kv_events_endpoints=tuple(message.kv_events_endpoints))
+        return cls(**_wire.optional(cls, message), kv_events_endpoints=tuple(message.kv_events_endpoints))
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,10 +134,3 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             tokenwire_version=message.tokenwire_version,
             **{name: _wire.present(message, name) for name in ("max_model_len", "vocab_size", "dtype", "vllm_version")},
         )
-
-
-def _optional(cls: type[msgspec.Struct], message: Message) -> dict[str, Any]:
-    """Give the message's fields that have presence, which cls names alike: those whose default is None."""
-    return {
-        field.name: _wire.present(message, field.name) for field in msgspec.structs.fields(cls) if field.default is None
-    }

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from reprlib import Repr
 from typing import Any, TypeVar
 
+import msgspec
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -90,6 +91,11 @@ def present(message: Message, name: str) -> Any:
 def present_seconds(message: Message, name: str) -> float | None:
     """Give a Duration field in seconds, or None where it is not set."""
     return seconds(getattr(message, name)) if message.HasField(name) else None
+
+
+def optional(cls: type[msgspec.Struct], message: Message) -> dict[str, Any]:
+    """Give the message's fields that have presence, which cls names alike: those whose default is None."""
+    return {field.name: present(message, field.name) for field in msgspec.structs.fields(cls) if field.default is None}
 
 
 def _violations(message_type: type[Message], path: str, values: Mapping[str, Any]) -> list[FieldViolation]:

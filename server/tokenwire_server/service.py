@@ -91,6 +91,18 @@ class EngineServicer(EngineServiceServicer):
             info.limits.max_send_message_bytes = self._config.max_send_message_bytes
             return pb.GetEngineInfoResponse(info=info)
 
+    async def GetLoad(
+        self,
+        request: pb.GetLoadRequest,  # noqa: ARG002  # the contract's request is empty
+        context: _Context,
+    ) -> pb.GetLoadResponse:
+        """Say how busy the engine is."""
+        async with errors.boundary(context, "GetLoad"):
+            serving = self._reception.ready()
+            load = serving.engine.load()
+            load.num_live_requests = len(serving.registry)
+            return pb.GetLoadResponse(load=load)
+
     def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, context: _Context, *, stream: bool) -> Call:
         if not request.HasField("input"):
             raise errors.invalid_field("input", "must be set")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from typer.testing import CliRunner, Result
 
+from harness.terminal import Terminal
 from harness.tokenizers import byte_level, write_folder
 from tokenwire.cli import app
 from tokenwire.v1 import engine_info_pb2, generation_pb2
@@ -191,7 +191,9 @@ def test_a_refusal_is_one_line(target: str) -> None:
     assert done.stderr.startswith("tokenwire: INVALID_ARGUMENT (INVALID_FIELD): input.prompt_token_ids[0]")
 
 
-@pytest.mark.parametrize("command", [["generate", "4"], ["info"], ["health"], ["abort", "r"], ["chat", "x"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [["generate", "4"], ["info"], ["health"], ["top"], ["abort", "r"], ["chat", "x"]], ids=str
+)
 def test_nobody_listens(command: list[str]) -> None:
     done = invoke(*command, target="127.0.0.1:1")
     assert done.exit_code == 3
@@ -283,34 +285,9 @@ def test_ctrl_c_cancels_on_the_server(servicer: Servicer, target: str) -> None:
     assert stderr == b""
 
 
-class Terminal:
-    """A conversation on a pseudo-terminal."""
-
-    def __init__(self, target: str) -> None:
-        self._own, other = pty.openpty()
-        command: list[str | Path] = [COMMAND, "chat", "--target", target]
-        environment = os.environ | {"TERM": "dumb"}
-        self.process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment)
-        os.close(other)
-        self._seen = b""
-
-    def until(self, text: str) -> None:
-        while text.encode() not in self._seen:
-            self._seen += os.read(self._own, 4096)
-        self._seen = self._seen.partition(text.encode())[2]
-
-    def type(self, text: str) -> None:
-        os.write(self._own, text.encode())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._own)
-
-
 @pytest.fixture
 def terminal(target: str) -> Iterator[Terminal]:
-    terminal = Terminal(target)
+    terminal = Terminal(COMMAND, "chat", "--target", target)
     yield terminal
     terminal.close()
 
@@ -342,7 +319,7 @@ def test_a_conversation_outlives_ctrl_c(servicer: Servicer, terminal: Terminal) 
 
 
 def test_help_tells_exit_codes_and_examples() -> None:
-    for command in ("generate", "chat", "abort", "info", "health"):
+    for command in ("generate", "chat", "abort", "info", "health", "top"):
         done = CliRunner().invoke(app, [command, "--help"])
         assert "Exit codes" in done.stdout
         assert "TOKENWIRE_TARGET" in done.stdout

@@ -12,6 +12,7 @@ from tokenwire._connection import Connection
 from tokenwire._input import GenerationOptions, generation_input
 from tokenwire.v1 import (
     engine_info_pb2,
+    engine_load_pb2,
     engine_service_pb2,
     generation_pb2,
     logprobs_pb2,
@@ -46,6 +47,8 @@ PAIRS = [
     (tokenwire.Limits, engine_info_pb2.Limits),
     (tokenwire.Parallelism, engine_info_pb2.Parallelism),
     (tokenwire.KvCache, engine_info_pb2.KvCache),
+    (tokenwire.EngineLoad, engine_load_pb2.EngineLoad),
+    (tokenwire.RankLoad, engine_load_pb2.RankLoad),
 ]
 
 METHODS = {
@@ -54,6 +57,7 @@ METHODS = {
     "Multiplex": "multiplex",
     "Abort": "abort",
     "GetEngineInfo": "engine_info",
+    "GetLoad": "engine_load",
 }
 NOT_BLOCKING = {"multiplex", "multiplex_steps"}
 

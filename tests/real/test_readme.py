@@ -29,7 +29,7 @@ GRPCURL = commands("grpcurl")
 
 def test_the_readme_has_an_example_of_each() -> None:
     called = {command.split()[-1].rpartition("/")[2] for command in GRPCURL}
-    assert called >= {"list", "Check", "GetEngineInfo", "Generate", "GenerateStream", "Abort"}
+    assert called >= {"list", "Check", "GetEngineInfo", "GetLoad", "Generate", "GenerateStream", "Abort"}
     assert len(python_blocks()) == 2
     assert len(commands("tokenwire serve")) == 1
 
@@ -52,6 +52,7 @@ def test_grpcurl(server: ServerProcess, command: str) -> None:
         "tokenwire.v1.GenerationInput": "repeated uint32 prompt_token_ids = 2",
         "Check": '"status": "SERVING"',
         "GetEngineInfo": '"vocab_size": 49152',
+        "GetLoad": '"num_running_reqs": 0',
         "Generate": "FINISH_REASON_LENGTH",
         "GenerateStream": "FINISH_REASON_LENGTH",
         "Abort": "ABORT_OUTCOME_ALREADY_FINISHED",

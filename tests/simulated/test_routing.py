@@ -58,6 +58,15 @@ async def test_without_a_rank_the_engine_balances(ranks: Simulated, stub: Engine
     assert set.union(*(ranks_of(ranks, request_id) for request_id in ids)) == {0, 1}
 
 
+async def test_the_load_of_each_rank(stub: EngineServiceStub) -> None:
+    before = (await within(stub.GetLoad(pb.GetLoadRequest()))).load
+    assert [rank.data_parallel_rank for rank in before.ranks] == [0, 1]
+    await generate(stub, routed("loaded-1", 40, data_parallel_rank=1))
+    after = (await within(stub.GetLoad(pb.GetLoadRequest()))).load
+    growth = [new.generation_tokens - old.generation_tokens for old, new in zip(before.ranks, after.ranks, strict=True)]
+    assert growth == [0, 40]
+
+
 async def test_an_abort_reaches_each_rank(ranks: Simulated, stub: EngineServiceStub) -> None:
     streams = {
         f"endless-{rank}": stub.GenerateStream(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenwire._version import __version__
-from tokenwire.cli import _chat, _generate
+from tokenwire.cli import _chat, _generate, _top
 from tokenwire.cli._abort import abort
 from tokenwire.cli._bench import bench
 from tokenwire.cli._chat import chat
@@ -16,6 +16,7 @@ from tokenwire.cli._health import health
 from tokenwire.cli._info import info
 from tokenwire.cli._run import EXIT_CODES
 from tokenwire.cli._serve import serve
+from tokenwire.cli._top import top
 
 __all__ = ["app"]
 
@@ -54,5 +55,6 @@ app.command(epilog=_chat.EXAMPLES + EXIT_CODES)(chat)
 app.command(epilog=EXIT_CODES)(abort)
 app.command(epilog=EXIT_CODES)(info)
 app.command(epilog=EXIT_CODES)(health)
+app.command(epilog=_top.EXAMPLES + _top.EXIT_CODES)(top)
 app.command()(bench)
 app.command()(demo_model)

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Protocol
 
 import grpc
 import msgspec
@@ -14,8 +14,14 @@ from tokenwire._channel import DEFAULT_TARGET
 from tokenwire._client import AsyncClient
 from tokenwire._sampling_params import SamplingParams
 
-Connect: TypeAlias = Callable[[], AsyncClient]
-"""Makes a client of the server that the options name."""
+
+class Connect(Protocol):
+    """Makes a client of the server that the options name, or of another one with the same options."""
+
+    def __call__(self, target: str | None = None) -> AsyncClient:
+        """Make a client. `target` None means that of the options."""
+        ...
+
 
 _SERVER = "Server"
 _SAMPLING = "Sampling"
@@ -73,7 +79,12 @@ def connect(
             None if client_key is None else client_key.read_bytes(),
             None if client_cert is None else client_cert.read_bytes(),
         )
-    return lambda: AsyncClient(target, token=token, credentials=credentials)
+    named = target
+
+    def make(target: str | None = None) -> AsyncClient:
+        return AsyncClient(target or named, token=token, credentials=credentials)
+
+    return make
 
 
 def sampling_params(

@@ -19,12 +19,15 @@ EXIT_CODES = (
 )
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run to the end. An error is one line and its exit code; Ctrl-C cancels what runs on the server."""
+def run(main: Coroutine[Any, Any, None], *, interrupted: int = INTERRUPTED) -> None:
+    """Run to the end. An error is one line and its exit code; Ctrl-C cancels what runs on the server.
+
+    `interrupted` is the exit code after Ctrl-C.
+    """
     try:
         asyncio.run(main)
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(interrupted) from None
     except TokenwireError as error:
         raise typer.Exit(report(error)) from None
 

@@ -24,12 +24,13 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from tokenwire.v1 import engine_info_pb2 as tokenwire_dot_v1_dot_engine__info__pb2
+from tokenwire.v1 import engine_load_pb2 as tokenwire_dot_v1_dot_engine__load__pb2
 from tokenwire.v1 import generation_pb2 as tokenwire_dot_v1_dot_generation__pb2
 from tokenwire.v1 import logprobs_pb2 as tokenwire_dot_v1_dot_logprobs__pb2
 from tokenwire.v1 import multiplex_pb2 as tokenwire_dot_v1_dot_multiplex__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tokenwire/v1/engine_service.proto\x12\x0ctokenwire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1etokenwire/v1/engine_info.proto\x1a\x1dtokenwire/v1/generation.proto\x1a\x1btokenwire/v1/logprobs.proto\x1a\x1ctokenwire/v1/multiplex.proto\"?\n\x0fGenerateRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.tokenwire.v1.GenerationInput\"\xf4\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x07outputs\x18\x02 \x03(\x0b\x32\x1c.tokenwire.v1.SequenceOutput\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.tokenwire.v1.Usage\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenwire.v1.Timing\x12\x35\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.tokenwire.v1.PromptLogprobs\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12$\n\x17kv_transfer_params_json\x18\x07 \x01(\tH\x00\x88\x01\x01\x12$\n\x17\x65\x63_transfer_params_json\x18\x08 \x01(\tH\x01\x88\x01\x01\x42\x1a\n\x18_kv_transfer_params_jsonB\x1a\n\x18_ec_transfer_params_json\"E\n\x15GenerateStreamRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.tokenwire.v1.GenerationInput\"\xfa\x02\n\x16GenerateStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x07outputs\x18\x02 \x03(\x0b\x32\x1c.tokenwire.v1.SequenceOutput\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.tokenwire.v1.Usage\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenwire.v1.Timing\x12\x35\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.tokenwire.v1.PromptLogprobs\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12$\n\x17kv_transfer_params_json\x18\x07 \x01(\tH\x00\x88\x01\x01\x12$\n\x17\x65\x63_transfer_params_json\x18\x08 \x01(\tH\x01\x88\x01\x01\x42\x1a\n\x18_kv_transfer_params_jsonB\x1a\n\x18_ec_transfer_params_json\"|\n\x10MultiplexRequest\x12/\n\x06submit\x18\x01 \x01(\x0b\x32\x1d.tokenwire.v1.MultiplexSubmitH\x00\x12-\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1c.tokenwire.v1.MultiplexAbortH\x00\x42\x08\n\x06\x61\x63tion\"\x8b\x01\n\x11MultiplexResponse\x12+\n\x04step\x18\x01 \x01(\x0b\x32\x1b.tokenwire.v1.MultiplexStepH\x00\x12@\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32%.tokenwire.v1.MultiplexPromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\\\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x37\n\x14remember_unknown_for\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\rAbortResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.tokenwire.v1.AbortResult\"N\n\x0b\x41\x62ortResult\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x07outcome\x18\x02 \x01(\x0e\x32\x1a.tokenwire.v1.AbortOutcome\"\x16\n\x14GetEngineInfoRequest\"?\n\x15GetEngineInfoResponse\x12&\n\x04info\x18\x01 \x01(\x0b\x32\x18.tokenwire.v1.EngineInfo*\xa7\x01\n\x0c\x41\x62ortOutcome\x12\x1d\n\x19\x41\x42ORT_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x42ORT_OUTCOME_ABORTED\x10\x01\x12\"\n\x1e\x41\x42ORT_OUTCOME_ALREADY_FINISHED\x10\x02\x12\x1b\n\x17\x41\x42ORT_OUTCOME_NOT_FOUND\x10\x03\x12\x1c\n\x18\x41\x42ORT_OUTCOME_REMEMBERED\x10\x04\x32\xac\x03\n\rEngineService\x12I\n\x08Generate\x12\x1d.tokenwire.v1.GenerateRequest\x1a\x1e.tokenwire.v1.GenerateResponse\x12]\n\x0eGenerateStream\x12#.tokenwire.v1.GenerateStreamRequest\x1a$.tokenwire.v1.GenerateStreamResponse0\x01\x12P\n\tMultiplex\x12\x1e.tokenwire.v1.MultiplexRequest\x1a\x1f.tokenwire.v1.MultiplexResponse(\x01\x30\x01\x12@\n\x05\x41\x62ort\x12\x1a.tokenwire.v1.AbortRequest\x1a\x1b.tokenwire.v1.AbortResponse\x12]\n\rGetEngineInfo\x12\".tokenwire.v1.GetEngineInfoRequest\x1a#.tokenwire.v1.GetEngineInfoResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tokenwire/v1/engine_service.proto\x12\x0ctokenwire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1etokenwire/v1/engine_info.proto\x1a\x1etokenwire/v1/engine_load.proto\x1a\x1dtokenwire/v1/generation.proto\x1a\x1btokenwire/v1/logprobs.proto\x1a\x1ctokenwire/v1/multiplex.proto\"?\n\x0fGenerateRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.tokenwire.v1.GenerationInput\"\xf4\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x07outputs\x18\x02 \x03(\x0b\x32\x1c.tokenwire.v1.SequenceOutput\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.tokenwire.v1.Usage\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenwire.v1.Timing\x12\x35\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.tokenwire.v1.PromptLogprobs\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12$\n\x17kv_transfer_params_json\x18\x07 \x01(\tH\x00\x88\x01\x01\x12$\n\x17\x65\x63_transfer_params_json\x18\x08 \x01(\tH\x01\x88\x01\x01\x42\x1a\n\x18_kv_transfer_params_jsonB\x1a\n\x18_ec_transfer_params_json\"E\n\x15GenerateStreamRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.tokenwire.v1.GenerationInput\"\xfa\x02\n\x16GenerateStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x07outputs\x18\x02 \x03(\x0b\x32\x1c.tokenwire.v1.SequenceOutput\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.tokenwire.v1.Usage\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenwire.v1.Timing\x12\x35\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.tokenwire.v1.PromptLogprobs\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12$\n\x17kv_transfer_params_json\x18\x07 \x01(\tH\x00\x88\x01\x01\x12$\n\x17\x65\x63_transfer_params_json\x18\x08 \x01(\tH\x01\x88\x01\x01\x42\x1a\n\x18_kv_transfer_params_jsonB\x1a\n\x18_ec_transfer_params_json\"|\n\x10MultiplexRequest\x12/\n\x06submit\x18\x01 \x01(\x0b\x32\x1d.tokenwire.v1.MultiplexSubmitH\x00\x12-\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1c.tokenwire.v1.MultiplexAbortH\x00\x42\x08\n\x06\x61\x63tion\"\x8b\x01\n\x11MultiplexResponse\x12+\n\x04step\x18\x01 \x01(\x0b\x32\x1b.tokenwire.v1.MultiplexStepH\x00\x12@\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32%.tokenwire.v1.MultiplexPromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\\\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x37\n\x14remember_unknown_for\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\rAbortResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.tokenwire.v1.AbortResult\"N\n\x0b\x41\x62ortResult\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x07outcome\x18\x02 \x01(\x0e\x32\x1a.tokenwire.v1.AbortOutcome\"\x16\n\x14GetEngineInfoRequest\"?\n\x15GetEngineInfoResponse\x12&\n\x04info\x18\x01 \x01(\x0b\x32\x18.tokenwire.v1.EngineInfo\"\x10\n\x0eGetLoadRequest\"9\n\x0fGetLoadResponse\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.tokenwire.v1.EngineLoad*\xa7\x01\n\x0c\x41\x62ortOutcome\x12\x1d\n\x19\x41\x42ORT_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x42ORT_OUTCOME_ABORTED\x10\x01\x12\"\n\x1e\x41\x42ORT_OUTCOME_ALREADY_FINISHED\x10\x02\x12\x1b\n\x17\x41\x42ORT_OUTCOME_NOT_FOUND\x10\x03\x12\x1c\n\x18\x41\x42ORT_OUTCOME_REMEMBERED\x10\x04\x32\xf9\x03\n\rEngineService\x12I\n\x08Generate\x12\x1d.tokenwire.v1.GenerateRequest\x1a\x1e.tokenwire.v1.GenerateResponse\x12]\n\x0eGenerateStream\x12#.tokenwire.v1.GenerateStreamRequest\x1a$.tokenwire.v1.GenerateStreamResponse0\x01\x12P\n\tMultiplex\x12\x1e.tokenwire.v1.MultiplexRequest\x1a\x1f.tokenwire.v1.MultiplexResponse(\x01\x30\x01\x12@\n\x05\x41\x62ort\x12\x1a.tokenwire.v1.AbortRequest\x1a\x1b.tokenwire.v1.AbortResponse\x12]\n\rGetEngineInfo\x12\".tokenwire.v1.GetEngineInfoRequest\x1a#.tokenwire.v1.GetEngineInfoResponse\"\x03\x90\x02\x01\x12K\n\x07GetLoad\x12\x1c.tokenwire.v1.GetLoadRequest\x1a\x1d.tokenwire.v1.GetLoadResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,30 +39,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENGINESERVICE'].methods_by_name['GetEngineInfo']._loaded_options = None
   _globals['_ENGINESERVICE'].methods_by_name['GetEngineInfo']._serialized_options = b'\220\002\001'
-  _globals['_ABORTOUTCOME']._serialized_start=1690
-  _globals['_ABORTOUTCOME']._serialized_end=1857
-  _globals['_GENERATEREQUEST']._serialized_start=205
-  _globals['_GENERATEREQUEST']._serialized_end=268
-  _globals['_GENERATERESPONSE']._serialized_start=271
-  _globals['_GENERATERESPONSE']._serialized_end=643
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=645
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=714
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=717
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1095
-  _globals['_MULTIPLEXREQUEST']._serialized_start=1097
-  _globals['_MULTIPLEXREQUEST']._serialized_end=1221
-  _globals['_MULTIPLEXRESPONSE']._serialized_start=1224
-  _globals['_MULTIPLEXRESPONSE']._serialized_end=1363
-  _globals['_ABORTREQUEST']._serialized_start=1365
-  _globals['_ABORTREQUEST']._serialized_end=1457
-  _globals['_ABORTRESPONSE']._serialized_start=1459
-  _globals['_ABORTRESPONSE']._serialized_end=1518
-  _globals['_ABORTRESULT']._serialized_start=1520
-  _globals['_ABORTRESULT']._serialized_end=1598
-  _globals['_GETENGINEINFOREQUEST']._serialized_start=1600
-  _globals['_GETENGINEINFOREQUEST']._serialized_end=1622
-  _globals['_GETENGINEINFORESPONSE']._serialized_start=1624
-  _globals['_GETENGINEINFORESPONSE']._serialized_end=1687
-  _globals['_ENGINESERVICE']._serialized_start=1860
-  _globals['_ENGINESERVICE']._serialized_end=2288
+  _globals['_ENGINESERVICE'].methods_by_name['GetLoad']._loaded_options = None
+  _globals['_ENGINESERVICE'].methods_by_name['GetLoad']._serialized_options = b'\220\002\001'
+  _globals['_ABORTOUTCOME']._serialized_start=1799
+  _globals['_ABORTOUTCOME']._serialized_end=1966
+  _globals['_GENERATEREQUEST']._serialized_start=237
+  _globals['_GENERATEREQUEST']._serialized_end=300
+  _globals['_GENERATERESPONSE']._serialized_start=303
+  _globals['_GENERATERESPONSE']._serialized_end=675
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=677
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=746
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=749
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1127
+  _globals['_MULTIPLEXREQUEST']._serialized_start=1129
+  _globals['_MULTIPLEXREQUEST']._serialized_end=1253
+  _globals['_MULTIPLEXRESPONSE']._serialized_start=1256
+  _globals['_MULTIPLEXRESPONSE']._serialized_end=1395
+  _globals['_ABORTREQUEST']._serialized_start=1397
+  _globals['_ABORTREQUEST']._serialized_end=1489
+  _globals['_ABORTRESPONSE']._serialized_start=1491
+  _globals['_ABORTRESPONSE']._serialized_end=1550
+  _globals['_ABORTRESULT']._serialized_start=1552
+  _globals['_ABORTRESULT']._serialized_end=1630
+  _globals['_GETENGINEINFOREQUEST']._serialized_start=1632
+  _globals['_GETENGINEINFOREQUEST']._serialized_end=1654
+  _globals['_GETENGINEINFORESPONSE']._serialized_start=1656
+  _globals['_GETENGINEINFORESPONSE']._serialized_end=1719
+  _globals['_GETLOADREQUEST']._serialized_start=1721
+  _globals['_GETLOADREQUEST']._serialized_end=1737
+  _globals['_GETLOADRESPONSE']._serialized_start=1739
+  _globals['_GETLOADRESPONSE']._serialized_end=1796
+  _globals['_ENGINESERVICE']._serialized_start=1969
+  _globals['_ENGINESERVICE']._serialized_end=2474
 # @@protoc_insertion_point(module_scope)

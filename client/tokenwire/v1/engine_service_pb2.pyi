@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tokenwire.v1 import engine_info_pb2 as _engine_info_pb2
+from tokenwire.v1 import engine_load_pb2 as _engine_load_pb2
 from tokenwire.v1 import generation_pb2 as _generation_pb2
 from tokenwire.v1 import logprobs_pb2 as _logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as _multiplex_pb2
@@ -463,3 +464,44 @@ class GetEngineInfoResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetEngineInfoResponse: _TypeAlias = GetEngineInfoResponse  # noqa: Y015
+
+@_typing.final
+class GetLoadRequest(_message.Message):
+    """The request of GetLoad."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
+
+@_typing.final
+class GetLoadResponse(_message.Message):
+    """The answer of GetLoad."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def load(self) -> _engine_load_pb2.EngineLoad:
+        """The load."""
+
+    def __init__(
+        self,
+        *,
+        load: _engine_load_pb2.EngineLoad | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015

@@ -70,6 +70,11 @@ class EngineServiceStub(object):
                 request_serializer=tokenwire_dot_v1_dot_engine__service__pb2.GetEngineInfoRequest.SerializeToString,
                 response_deserializer=tokenwire_dot_v1_dot_engine__service__pb2.GetEngineInfoResponse.FromString,
                 _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/tokenwire.v1.EngineService/GetLoad',
+                request_serializer=tokenwire_dot_v1_dot_engine__service__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_v1_dot_engine__service__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -129,6 +134,14 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLoad(self, request, context):
+        """Says how busy the engine is, from the statistics of its last step: cheap, and
+        answered without the engine, so routers may ask every second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -156,6 +169,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.GetEngineInfo,
                     request_deserializer=tokenwire_dot_v1_dot_engine__service__pb2.GetEngineInfoRequest.FromString,
                     response_serializer=tokenwire_dot_v1_dot_engine__service__pb2.GetEngineInfoResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=tokenwire_dot_v1_dot_engine__service__pb2.GetLoadRequest.FromString,
+                    response_serializer=tokenwire_dot_v1_dot_engine__service__pb2.GetLoadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -304,6 +322,33 @@ class EngineService(object):
             '/tokenwire.v1.EngineService/GetEngineInfo',
             tokenwire_dot_v1_dot_engine__service__pb2.GetEngineInfoRequest.SerializeToString,
             tokenwire_dot_v1_dot_engine__service__pb2.GetEngineInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.v1.EngineService/GetLoad',
+            tokenwire_dot_v1_dot_engine__service__pb2.GetLoadRequest.SerializeToString,
+            tokenwire_dot_v1_dot_engine__service__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class EngineServiceStub:
     """
     GetEngineInfo: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GetEngineInfoRequest, _engine_service_pb2.GetEngineInfoResponse]
     """Says what the engine is and can do."""
+    GetLoad: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GetLoadRequest, _engine_service_pb2.GetLoadResponse]
+    """Says how busy the engine is, from the statistics of its last step: cheap, and
+    answered without the engine, so routers may ask every second.
+    """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
     """A remote engine: token ids in, token ids out. The caller tokenizes, detokenizes
@@ -115,5 +119,15 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_engine_service_pb2.GetEngineInfoRequest, _abc.Awaitable[_engine_service_pb2.GetEngineInfoResponse]],
     ) -> _abc.Awaitable[_engine_service_pb2.GetEngineInfoResponse]:
         """Says what the engine is and can do."""
+
+    @_abc_1.abstractmethod
+    def GetLoad(
+        self,
+        request: _engine_service_pb2.GetLoadRequest,
+        context: _aio.ServicerContext[_engine_service_pb2.GetLoadRequest, _abc.Awaitable[_engine_service_pb2.GetLoadResponse]],
+    ) -> _abc.Awaitable[_engine_service_pb2.GetLoadResponse]:
+        """Says how busy the engine is, from the statistics of its last step: cheap, and
+        answered without the engine, so routers may ask every second.
+        """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _aio.Server) -> None: ...

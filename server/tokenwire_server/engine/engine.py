@@ -19,7 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tokenwire._contract import Reason
-from tokenwire.v1 import engine_info_pb2, generation_pb2
+from tokenwire.v1 import engine_info_pb2, engine_load_pb2, generation_pb2
 from tokenwire_server import simulated_device
 from tokenwire_server.engine import orphans
 from tokenwire_server.engine.adapters import AdapterError
@@ -30,6 +30,7 @@ from tokenwire_server.engine.faults import FAULTS, translate
 from tokenwire_server.engine.grammar import check_grammar
 from tokenwire_server.engine.info import engine_info
 from tokenwire_server.engine.limits import RequestLimits
+from tokenwire_server.engine.load import LoadRecorder
 from tokenwire_server.engine.request import EngineRequest, remote_prefill, to_engine
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, engine_dead, invalid_field, unsupported_field
@@ -57,6 +58,7 @@ class Engine:
         adapters: Iterable[LoRARequest] = (),
         direct_path: bool = True,
         refused_field: Callable[[SamplingParams], str | None] | None = None,
+        load: LoadRecorder | None = None,
     ) -> None:
         """Take over an AsyncLLM whose output handler has not started.
 
@@ -67,6 +69,7 @@ class Engine:
             adapters: LoRA adapters that requests may name.
             direct_path: whether outputs may take the direct path, where vLLM's internals allow it.
             refused_field: names the first sampling field that the engine's device does not honour.
+            load: what `llm` records its statistics with. None: nothing is known of the load.
 
         """
         self._llm = llm
@@ -80,6 +83,7 @@ class Engine:
             # generation_config names no EOS would never stop.
             llm.renderer.get_eos_token_id = lambda: self._eos_token_id
         self._refused_field = refused_field
+        self._load_recorder = load or LoadRecorder()
         self._direct = _direct_path(llm) if direct_path else None
         self._barrier = AbortBarrier(llm.is_paused, _BARRIER_TIMEOUT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,11 +103,14 @@ class Engine:
         args.skip_tokenizer_init = not keep_tokenizer
         names = args.served_model_name or ()
         config = args.create_engine_config(UsageContext.API_SERVER)
+        load = LoadRecorder()
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.API_SERVER,
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
+            # A logger of one's own would turn the statistics on.
+            stat_loggers=None if args.disable_log_stats else [load.logger_of_rank],
         )
         try:
             return cls(
@@ -113,6 +120,7 @@ class Engine:
                 adapters=adapters,
                 direct_path=direct_path,
                 refused_field=simulated_device.unsupported if simulated else None,
+                load=load,
             )
         except BaseException:
             llm.shutdown()
@@ -294,6 +302,12 @@ class Engine:
             eos_token_id=self._llm.renderer.get_eos_token_id(),
             adapters=self._adapters.values(),
         )
+
+    def load(self) -> engine_load_pb2.EngineLoad:
+        """Say how busy the ranks are, as of the last step."""
+        message = engine_load_pb2.EngineLoad()
+        self._load_recorder.fill(message)
+        return message
 
     @property
     def unfinished(self) -> int:

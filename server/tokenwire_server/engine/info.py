@@ -74,7 +74,7 @@ def _eos_ids(config: VllmConfig, first: int | None) -> list[int]:
 
 
 def _features(config: VllmConfig, limits: RequestLimits) -> list[str]:
-    features = ["abort_remember", "max_time", "multiplex"]
+    features = ["abort_remember", "load", "max_time", "multiplex"]
     if limits.has_tokenizer:
         features.append("structured_outputs")
     if config.lora_config is not None:

@@ -1,0 +1,213 @@
+"""`tokenwire top`: how busy engines are, as it changes."""
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tokenwire._client import AsyncClient
+from tokenwire._engine_load import EngineLoad
+from tokenwire._errors import TokenwireError
+from tokenwire.cli._options import Connect, connect, with_options
+from tokenwire.cli._output import print_json
+from tokenwire.cli._rates import Rates, Sample, rates
+from tokenwire.cli._run import run
+
+EXAMPLES = """
+Examples:
+
+tokenwire top
+
+tokenwire top gpu-1:50051 gpu-2:50051 --interval 2
+
+tokenwire top --json --count 1
+"""
+
+# One line: the help wraps it.
+EXIT_CODES = (
+    "\n\nExit codes: 0 ended by Ctrl-C or --count; 1 the first look was refused; 2 wrong arguments; "
+    "3 no server could be reached at the first look."
+)
+
+_COLUMNS = {
+    "server": "{}",
+    "rank": "{}",
+    "live": "{:,}",
+    "running": "{:,}",
+    "waiting": "{:,}",
+    "tokens/s": "{:,.0f}",
+    "prompt tokens/s": "{:,.0f}",
+    "KV use": "{:.1%}",
+    "cache hits": "{:.1%}",
+    "preemptions": "{:,}",
+}
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """A line of the view: a rank of a server, or a server that does not answer. None means not known."""
+
+    server: str
+    rank: int | None = None
+    num_live_requests: int | None = None
+    """Requests that the server holds, of all ranks."""
+    num_running_reqs: int | None = None
+    num_waiting_reqs: int | None = None
+    generation_tokens_per_second: float | None = None
+    prompt_tokens_per_second: float | None = None
+    kv_cache_usage: float | None = None
+    prefix_cache_hit_rate: float | None = None
+    """Share of the prompt tokens looked up since the last line that the prefix cache had."""
+    num_preemptions: int | None = None
+    error: str | None = None
+    """Why the server did not answer."""
+
+    def cells(self) -> list[str]:
+        """Give the texts of the columns."""
+        values = list(msgspec.structs.astuple(self))[: len(_COLUMNS)]
+        return ["-" if v is None else f.format(v) for v, f in zip(values, _COLUMNS.values(), strict=True)]
+
+
+class _Server:
+    """A server that is asked again and again."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._before: Sample | None = None
+        self.error: TokenwireError | None = None
+
+    async def rows(self, timeout: float) -> list[Row]:  # noqa: ASYNC109  # the call's deadline
+        name = self._client.target
+        try:
+            sample = Sample(await self._client.engine_load(timeout=timeout), time.monotonic())
+        except TokenwireError as error:
+            self.error, self._before = error, None
+            return [Row(server=name, error=" ".join(str(error).split()))]
+        self.error = None
+        before, self._before = self._before, sample
+        return _rows(name, sample.load, rates(before, sample))
+
+
+def _rows(name: str, load: EngineLoad, changes: list[Rates]) -> list[Row]:
+    if not load.ranks:
+        return [Row(server=name, num_live_requests=load.num_live_requests)]
+    return [
+        Row(
+            server=name,
+            rank=rank.data_parallel_rank,
+            num_live_requests=load.num_live_requests,
+            num_running_reqs=rank.num_running_reqs,
+            num_waiting_reqs=rank.num_waiting_reqs,
+            kv_cache_usage=rank.kv_cache_usage,
+            num_preemptions=rank.num_preemptions,
+            **change._asdict(),
+        )
+        for rank, change in zip(load.ranks, changes, strict=True)
+    ]
+
+
+@with_options("server", connect)
+def top(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help="Servers to watch. [default: the one of --target]"),
+    ] = None,
+    *,
+    server: Connect,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N looks.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each rank and look.")] = False,
+) -> None:
+    """Watch how busy engines are: requests, tokens per second, queue, KV use. Ctrl-C ends it.
+
+    A table that renews itself on a terminal, a line for each rank and look elsewhere. A server that does not answer
+    shows its error and is asked again.
+    """
+    wanted: Sequence[str | None] = targets or [None]
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(server(target)) for target in wanted]
+            looks = _looks([_Server(client) for client in clients], interval, count)
+            await (_print_json(looks) if json else _watch(looks) if _can_redraw() else _print_lines(looks))
+
+    # Ctrl-C is how people end it.
+    run(main(), interrupted=0)
+
+
+def _can_redraw() -> bool:
+    return sys.stdout.isatty() and not Console().is_dumb_terminal
+
+
+async def _looks(servers: list[_Server], interval: float, count: int | None) -> AsyncIterator[list[Row]]:
+    """Give the rows of each look. Raises the first server's error where none answers the first one."""
+    clock = asyncio.get_running_loop().time
+    following = clock()
+    for number in itertools.count(1):
+        rows = await asyncio.gather(*(server.rows(timeout=max(interval, 5.0)) for server in servers))
+        errors = [server.error for server in servers if server.error is not None]
+        if number == 1 and len(errors) == len(servers):
+            raise errors[0]
+        yield list(itertools.chain.from_iterable(rows))
+        if number == count:
+            return
+        # Late looks are not made up for.
+        following = max(following + interval, clock())
+        await asyncio.sleep(following - clock())
+
+
+async def _print_json(looks: AsyncIterator[list[Row]]) -> None:
+    async for rows in looks:
+        for row in rows:
+            print_json(row)
+
+
+async def _print_lines(looks: AsyncIterator[list[Row]]) -> None:
+    first = True
+    async for rows in looks:
+        lines = [row.cells() for row in rows]
+        width = max(len(row.server) for row in rows)
+        if first:
+            typer.echo(_line(_COLUMNS, width))
+            first = False
+        for row, cells in zip(rows, lines, strict=True):
+            typer.echo(_line(cells, width) if row.error is None else f"{row.server:<{width}}  {row.error}")
+        sys.stdout.flush()
+
+
+def _line(cells: Iterable[str], width: int) -> str:
+    first, *others = cells
+    return "  ".join(
+        [f"{first:<{width}}", *(f"{c:>{len(n)}}" for c, n in zip(others, list(_COLUMNS)[1:], strict=True))]
+    )
+
+
+async def _watch(looks: AsyncIterator[list[Row]]) -> None:
+    live = Live(console=Console(), auto_refresh=False)
+    try:
+        async for rows in looks:
+            errors = [Text(f"{row.server}: {row.error}", style="red") for row in rows if row.error is not None]
+            live.update(Group(_table(rows), *errors))
+            # After the first look: where that fails, there is an error alone.
+            live.start()
+            live.refresh()
+    finally:
+        live.stop()
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title=f"tokenwire top, {time.strftime('%H:%M:%S')}", title_justify="left")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name == "server" else "right")
+    for row in rows:
+        table.add_row(*row.cells())
+    return table
