@@ -76,7 +76,9 @@ class Server(_Session):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port: int = free.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
-        super().__init__(engine.command(name, model, step_ms, port), logs / f"server-{name}.log")
+        # Where the run is killed the server still ends, and ends its engine; a caller ends with its standard input.
+        bound = ["setpriv", "--pdeathsig", "TERM", "--"]
+        super().__init__([*bound, *engine.command(name, model, step_ms, port)], logs / f"server-{name}.log")
 
     def wait_ready(self) -> None:
         """Wait until it takes requests. Raises BenchError."""
