@@ -1,10 +1,12 @@
 """From the contract's GenerationInput to what AsyncLLM.add_request takes."""
 
+import array
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_hints import KvHintsEnvelope
@@ -59,8 +61,7 @@ def to_engine(
         RequestError: the request is refused.
 
     """
-    prompt = list(message.prompt_token_ids)
-    _check_prompt(prompt, limits, f"{path}.prompt_token_ids")
+    prompt = _prompt(message, limits, f"{path}.prompt_token_ids")
     lora = _adapter(message, limits, adapters, path)
     try:
         params = sampling.to_vllm(
@@ -77,20 +78,24 @@ def to_engine(
     return request
 
 
-def _check_prompt(prompt: list[int], limits: RequestLimits, field: str) -> None:
-    # vLLM checks no prompt ids in tokens-only mode: one beyond the vocabulary would end the engine process.
-    if (highest := max(prompt)) >= limits.vocab_size:
-        position = prompt.index(highest)
-        raise invalid_field(
-            f"{field}[{position}]",
-            f"must be below the vocabulary's size, {limits.vocab_size}, got {highest}",
-        )
-    if len(prompt) >= limits.max_model_len:
+def _prompt(message: generation_pb2.GenerationInput, limits: RequestLimits, field: str) -> list[int]:
+    # Before anything is copied: it may be millions.
+    if (length := len(message.prompt_token_ids)) >= limits.max_model_len:
         raise invalid_field(
             field,
-            f"{len(prompt)} prompt tokens and one output token must fit the model's context of"
+            f"{length} prompt tokens and one output token must fit the model's context of"
             f" {limits.max_model_len} tokens",
         )
+    # A slice is made in C, faster than list(); for long prompts NumPy needs half the time of max().
+    prompt: list[int] = message.prompt_token_ids[:]
+    highest = int(np.frombuffer(array.array("I", prompt), np.uint32).max())
+    # vLLM checks no prompt ids in tokens-only mode: one beyond the vocabulary would end the engine process.
+    if highest >= limits.vocab_size:
+        raise invalid_field(
+            f"{field}[{prompt.index(highest)}]",
+            f"must be below the vocabulary's size, {limits.vocab_size}, got {highest}",
+        )
+    return prompt
 
 
 def _adapter(
