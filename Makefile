@@ -29,14 +29,15 @@ demo: ## Set everything up and ask a real model through gRPC
 	@python scripts/demo.py
 
 .PHONY: test
-test: setup ## Set everything up and run every test, in two halves at the same time
+test: ## Set everything up and run every test, in two halves at the same time
+	@scripts/setup.sh languages
 	@tokenwire demo-model
 	@$(MAKE) --jobs=2 test-simulated test-others
 
 # Most of both is waiting for one engine or another to start.
 .PHONY: test-simulated test-others
 test-simulated:
-	@python -m pytest tests/simulated
+	@python -m pytest tests/simulated tests/languages
 test-others:
 	@python -m pytest tests/client tests/text tests/server tests/real
 
@@ -91,4 +92,5 @@ soak: setup ## Run the long tests: ten minutes of chaos, 50,000 streams that are
 
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches; the demo model's cache stays
-	@rm -rf .venv .venv-bench .venv-generate bench/logs bench/results.json .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-bench .venv-generate bench/logs bench/results.json .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist \
+		examples/*/build examples/node/{dist,node_modules,src/gen}

@@ -4,6 +4,8 @@
 #   scripts/setup.sh uv         .venv with Python 3.11 and the pinned installer
 #   scripts/setup.sh engine     ... and the CPU engine, tokenwire itself and what the demo needs   (make demo)
 #   scripts/setup.sh dev        ... and the tools of tests and checks                              (make test, make lint)
+#   scripts/setup.sh languages  what the clients in examples/{node,cpp,go} are built with, from npm and Debian or Ubuntu (make test)
+#   scripts/setup.sh packages   of that, what apt-get installs, for use with sudo
 #   scripts/setup.sh bench      .venv-bench with the benchmark's contenders and plots on top of the engine (make bench)
 #   scripts/setup.sh generate   .venv-generate with the stub generator                             (make generate)
 #
@@ -108,6 +110,40 @@ install_generate() {
         die "uv could not install requirements/generate.lock; see its message above."
 }
 
+# The compilers and the stub generators of examples/cpp and examples/go.
+language_packages=(
+    g++ cmake make pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev
+    golang-go golang-google-grpc-dev golang-google-protobuf-dev protoc-gen-go protoc-gen-go-grpc
+)
+
+install_packages() {
+    local package missing=()
+    command -v apt-get >/dev/null ||
+        die "the tests of other languages need Debian 12, Ubuntu 24.04 or a later one; those of 'make test-fast' do not."
+    for package in "${language_packages[@]}"; do
+        # Prints "ii " for what is installed, and fails for what it has never heard of.
+        [[ $(dpkg-query --show --showformat '${db:Status-Abbrev}' "$package" 2>/dev/null) == ii* ]] || missing+=("$package")
+    done
+    if ((${#missing[@]} == 0)); then return; fi
+    ((EUID == 0)) || die "packages are missing (${missing[*]}); type: sudo scripts/setup.sh packages"
+    say "installing compilers and gRPC for the C++ and Go examples from apt (half a minute, 700 MB on disk)"
+    apt-get update --quiet --quiet || die "'apt-get update' failed; see its message above."
+    DEBIAN_FRONTEND=noninteractive apt-get install --option DPkg::Lock::Timeout=120 \
+        --yes --quiet --quiet --no-install-recommends "${missing[@]}" >/dev/null ||
+        die "apt-get could not install ${missing[*]}; see its message above."
+}
+
+check_node() {
+    node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null && command -v npm >/dev/null ||
+        die "the tests of other languages need Node.js 20 or later, with npm."
+}
+
+install_node_modules() {
+    say "installing the packages of the TypeScript example into examples/node/node_modules (80 MB, a few seconds)"
+    npm ci --prefix examples/node --no-audit --no-fund --loglevel=error >/dev/null ||
+        die "npm could not install examples/node/package-lock.json; see its message above."
+}
+
 # The build backend is in the engine's lock, so nothing is downloaded here.
 install_tokenwire() {
     say "installing tokenwire itself, editable"
@@ -132,6 +168,17 @@ level_dev() {
     inputs=(requirements/dev.lock) && once .venv dev install_dev
 }
 
+level_packages() {
+    install_packages
+}
+
+level_languages() {
+    check_node
+    level_packages
+    level_dev
+    inputs=(examples/node/package-lock.json) && once examples/node/node_modules npm install_node_modules
+}
+
 level_bench() {
     level_engine
     ensure_venv .venv-bench
@@ -151,6 +198,6 @@ if command -v flock >/dev/null; then
 fi
 
 case "${1:-}" in
-    uv | engine | dev | bench | generate) "level_$1" ;;
-    *) die "usage: scripts/setup.sh uv|engine|dev|bench|generate" ;;
+    uv | engine | dev | languages | packages | bench | generate) "level_$1" ;;
+    *) die "usage: scripts/setup.sh uv|engine|dev|languages|packages|bench|generate" ;;
 esac
