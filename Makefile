@@ -87,8 +87,11 @@ lock: ## Compile requirements/*.in into the hashed locks; versions stay unless U
 	@$(COMPILE) $(UPGRADE) requirements/uv.in --output-file requirements/uv.lock
 
 .PHONY: soak
-soak: setup ## Run the long tests: ten minutes of chaos, 50,000 streams that are left (about 25 minutes)
-	@TOKENWIRE_SOAK_SECONDS=600 TOKENWIRE_SOAK_STREAMS=50000 python -m pytest tests/simulated/test_chaos.py tests/simulated/test_memory.py
+soak: export TOKENWIRE_SOAK_SECONDS ?= 600
+soak: export TOKENWIRE_SOAK_STREAMS ?= 50000
+soak: export TOKENWIRE_SOAK_EXAMPLES ?= 5000
+soak: setup ## Run the long tests: chaos for ten minutes, 50,000 streams that are left, random bytes (about half an hour)
+	@python -m pytest tests/simulated/test_chaos.py tests/simulated/test_memory.py tests/server/test_fuzz_bytes.py tests/server/test_fuzz_messages.py
 
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches; the demo model's cache stays

@@ -21,6 +21,8 @@ from tokenwire_server.access.tls import TlsFiles
 from tokenwire_server.access.tokens import TokenFile
 from tokenwire_server.config import ServerConfig
 
+from tokenwire_server.decoding import DecodingInterceptor
+from tokenwire_server.health import HealthServicer
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
@@ -64,7 +66,7 @@ class Transport:
         self._tokens = None if config.token_file is None else TokenFile(config.token_file)
         self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=_options(config), interceptors=self._interceptors())
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         self.address = ""
         """Where the server listens, in gRPC's notation; known after `start`."""
         add_EngineServiceServicer_to_server(servicer, self._server)
@@ -73,8 +75,9 @@ class Transport:
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         if self._tokens is None:
-            return []
-        return [TokenInterceptor(self._tokens, [name for o in self._config.open_services for name in OPEN_SERVICES[o]])]
+            return [DecodingInterceptor()]
+        open_services = [name for o in self._config.open_services for name in OPEN_SERVICES[o]]
+        return [TokenInterceptor(self._tokens, open_services), DecodingInterceptor()]
 
     def _add_reflection(self) -> None:
         names = (SERVICE_NAME, health.SERVICE_NAME, _REFLECTION_V1, reflection.SERVICE_NAME)

@@ -1,24 +1,19 @@
 """A request that cannot be served is refused with the field at fault, and the engine serves the next one."""
 
-import asyncio
 import math
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from vllm.config import VllmConfig
 
-from fake_engine import Failure, FakeEngineServer, collect, failure_of, within
+from fake_engine import Failure, FakeEngineServer, collect, failure_of
 from fake_engine.core import MAX_MODEL_LEN, MAX_NUM_SEQS, VOCAB_SIZE
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.sampling_params_pb2 import (
     Choice,
     RepetitionDetectionParams,
-    SamplingParams,
     StructuredOutputsParams,
     TokenIdRows,
     TokenIds,
@@ -252,101 +247,3 @@ async def test_a_bad_abort(
 async def test_numbers_in_a_message_are_written_out(server: FakeEngineServer) -> None:
     failure = await refusal(server, sampling={"max_tokens": 0})
     assert failure.message == "input.sampling_params.max_tokens: must be in [1, 4294967295], got 0"
-
-
-# The fuzz: any message at all.
-
-_doubles = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-2, 2)
-_ids = st.integers(0, VOCAB_SIZE - 1) | st.sampled_from([VOCAB_SIZE, 2**31, 2**32 - 1])
-_counts = st.integers(0, 12) | st.integers(0, 2**32 - 1)
-_signed = st.integers(-2, 12) | st.integers(-(2**31), 2**31 - 1)
-_token_ids = st.builds(TokenIds, token_ids=st.lists(_ids, max_size=4))
-_json = st.sampled_from(
-    ["{}", '{"a": [1, {"b": null}]}', "[]", "", '{"a": 1e999}', '{"a": 1, "a": 2}', DEEP]
-) | st.text(max_size=20)
-_structured = st.builds(StructuredOutputsParams, regex=st.text(max_size=5)) | st.builds(StructuredOutputsParams)
-_repetition = st.builds(
-    RepetitionDetectionParams, max_pattern_size=_counts, min_pattern_size=_counts, min_count=_counts
-)
-
-SAMPLING_VALUES: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("n", "max_tokens", "min_tokens", "stream_interval"), _counts),
-    **dict.fromkeys(("prompt_logprob_start", "routed_experts_prompt_start"), _counts),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), _doubles),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _doubles),
-    **dict.fromkeys(("top_k", "logprobs", "prompt_logprobs", "thinking_token_budget"), _signed),
-    **dict.fromkeys(("ignore_eos", "skip_reading_prefix_cache", "watermarking"), st.booleans()),
-    **dict.fromkeys(("logprob_token_ids", "allowed_token_ids", "trace_decode_token_ids"), _token_ids),
-    "seed": st.integers(-(2**63), 2**63 - 1),
-    "stop_token_ids": st.lists(_ids, max_size=4),
-    "logit_bias": st.dictionaries(_ids, _doubles, max_size=3),
-    "prompt_logprob_token_ids": st.builds(TokenIdRows, rows=st.lists(_token_ids, max_size=4)),
-    "bad_words_token_ids": st.lists(_token_ids, max_size=3),
-    "structured_outputs": _structured,
-    "repetition_detection": _repetition,
-    "extra_args_json": _json,
-}
-INPUT_VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "request_id": st.text(max_size=8),
-    "prompt_token_ids": st.lists(_ids, max_size=MAX_MODEL_LEN + 2),
-    "sampling_params": st.fixed_dictionaries({}, optional=SAMPLING_VALUES).map(lambda v: SamplingParams(**v)),
-    "model": st.text(max_size=8),
-    "priority": st.integers(-(2**63), 2**63 - 1),
-    "cache_salt": st.text(max_size=8),
-    "data_parallel_rank": _counts,
-    "session_id": st.text(max_size=8),
-    "max_time": st.builds(
-        Duration, seconds=st.integers(-1, 2) | st.integers(10, 2**63 - 1), nanos=st.integers(-(2**31), 2**31 - 1)
-    ),
-    "trace_headers": st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),
-    "reasoning_ended": st.booleans(),
-    "return_prompt_token_ids": st.booleans(),
-    **dict.fromkeys(
-        ("kv_transfer_params_json", "ec_transfer_params_json", "kv_hints_json", "reasoning_parser_kwargs_json"), _json
-    ),
-}
-
-
-def test_the_fuzz_knows_every_field() -> None:
-    assert set(SAMPLING_VALUES) == set(SamplingParams.DESCRIPTOR.fields_by_name)
-    assert set(INPUT_VALUES) == set(GenerationInput.DESCRIPTOR.fields_by_name)
-
-
-def test_no_message_at_all_hurts_the_server(vllm_config: VllmConfig) -> None:
-    good = {"prompt_token_ids": st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8)}
-    # Few fields at a time, so that not every message is refused for its first one.
-    few = st.sets(st.sampled_from(sorted({*SAMPLING_VALUES})), max_size=3).flatmap(
-        lambda names: st.fixed_dictionaries({name: SAMPLING_VALUES[name] for name in names})
-    )
-    focused = st.builds(
-        lambda prompt, sampling: GenerationInput(prompt_token_ids=prompt, sampling_params=SamplingParams(**sampling)),
-        good["prompt_token_ids"],
-        few,
-    )
-    anything = st.fixed_dictionaries({}, optional=INPUT_VALUES).map(lambda values: GenerationInput(**values))
-    with asyncio.Runner() as runner:
-        running = FakeEngineServer.run(vllm_config)
-        server = runner.run(running.__aenter__())
-        server.core.answer = [5]
-
-        @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-        @given(focused | anything)
-        def send(message: GenerationInput) -> None:
-            runner.run(check(server, message))
-
-        send()
-        runner.run(running.__aexit__(None, None, None))
-
-
-async def check(server: FakeEngineServer, message: GenerationInput) -> None:
-    try:
-        await within(server.stub.Generate(pb.GenerateRequest(input=message)))
-    except grpc.aio.AioRpcError as error:
-        failure = Failure.of(error)
-        refusals = {
-            grpc.StatusCode.INVALID_ARGUMENT,
-            grpc.StatusCode.NOT_FOUND,
-            grpc.StatusCode.FAILED_PRECONDITION,
-        }
-        assert failure.code in refusals, failure
-        assert failure.fields, failure

@@ -43,6 +43,11 @@ async def test_health_while_loading_and_when_ready(loading: FakeEngineServer, na
     assert await status(loading, name) == NOT_SERVING
 
 
+async def test_the_list_has_every_service(server: FakeEngineServer) -> None:
+    response = await within(health_pb2_grpc.HealthStub(server.channel).List(health_pb2.HealthListRequest()))
+    assert {name: entry.status for name, entry in response.statuses.items()} == {"": SERVING, SERVICE: SERVING}
+
+
 @each_name
 async def test_a_watch_tells_each_change(loading: FakeEngineServer, name: str) -> None:
     """FIELD_LOG 19."""
