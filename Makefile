@@ -11,7 +11,7 @@ export PYTHON
 # The set-up puts every tool there: buf, grpcurl, ruff, mypy, tokenwire.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-ENGINE_EXTRAS := --extra server --extra cli --extra text --extra demo
+ENGINE_EXTRAS := --extra server --extra cli --extra text --extra smg --extra demo
 COMPILE := .venv/bin/uv pip compile --quiet --no-header --python-version 3.11 --generate-hashes \
 	$(foreach folder,$(PIP_FIND_LINKS),--find-links $(folder))
 

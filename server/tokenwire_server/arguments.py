@@ -13,7 +13,7 @@ from vllm.entrypoints.launchers.cli_args import LoRAParserAction
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from tokenwire_server import simulated_device
+from tokenwire_server import simulated_device, smg
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.adapters import AdapterError, to_adapters
 from tokenwire_server.lifecycle import ExitCode, first_line
@@ -80,6 +80,8 @@ def _conflict(options: argparse.Namespace) -> str | None:
         return "--tls-client-ca needs --tls-cert and --tls-key"
     if options.open_services is not None and options.token_file is None:
         return "--open-services needs --token-file"
+    if options.smg and (missing := smg.missing()) is not None:
+        return f"--smg needs the extra smg: pip install 'tokenwire[smg]' ({missing})"
     return None
 
 
@@ -217,6 +219,11 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         metavar="N",
         help="Most live requests of one token or certificate name, else of one machine (default: no limit)",
+    )
+    group.add_argument(
+        "--smg",
+        action="store_true",
+        help="Serve vllm.grpc.engine.VllmEngine beside our service, for smg's gateway; needs the extra smg",
     )
     group.add_argument(
         "--no-direct-path",

@@ -85,6 +85,10 @@ class Call(Reader):
             self._registry.finish(live, chunk.outputs)
         return chunk
 
+    def cached_tokens(self, index: int) -> int | None:
+        """Return how many prompt tokens a running sequence found in the prefix cache; None where that is not known."""
+        return self._engine.cached_tokens(self._sink.internal_id, index)
+
     def waiting(self) -> int:
         """Return the number of values that wait to be written."""
         return self._sink.waiting()

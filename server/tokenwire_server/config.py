@@ -58,6 +58,9 @@ class ServerConfig:
     max_requests_per_client: int | None = None
     """Most live requests of one principal, or of one machine where there is no authentication; None means no limit."""
 
+    smg: bool = False
+    """Whether `vllm.grpc.engine.VllmEngine`, which smg's gateway speaks, is served beside our service."""
+
     @property
     def address(self) -> str:
         """The address to listen on, in gRPC's notation."""

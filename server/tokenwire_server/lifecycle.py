@@ -14,6 +14,7 @@ from enum import IntEnum
 
 import pydantic
 
+from tokenwire_server import smg
 from tokenwire_server.access.files import AccessError
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
@@ -72,7 +73,7 @@ class Server:
 
     async def run(self) -> int:
         """Serve until a stop signal or the engine's death; return the exit code."""
-        transport = Transport(self._config, EngineServicer(self._reception))
+        transport = Transport(self._config, EngineServicer(self._reception), smg.services(self._reception))
         with self._signals():
             try:
                 await transport.start()
@@ -85,7 +86,7 @@ class Server:
                 try:
                     return await self._serve(transport, engine)
                 finally:
-                    await asyncio.to_thread(engine.shutdown)
+                    await engine.close()
             finally:
                 await transport.stop(0)
 

@@ -8,7 +8,8 @@ import os
 import pathlib
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -20,9 +21,9 @@ from tokenwire_server.access.interceptor import TokenInterceptor
 from tokenwire_server.access.tls import TlsFiles
 from tokenwire_server.access.tokens import TokenFile
 from tokenwire_server.config import ServerConfig
-
 from tokenwire_server.decoding import DecodingInterceptor
 from tokenwire_server.health import HealthServicer
+
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
@@ -34,6 +35,15 @@ OPEN_SERVICES = {
 """Services that may be open to callers without a token, by their names among the options."""
 
 _MIN_PING_INTERVAL_MS = 5_000
+
+
+class Service(NamedTuple):
+    """A service beside ours."""
+
+    name: str
+    """Its full name, by which health and reflection know it."""
+    add_to: Callable[[grpc.aio.Server], None]
+    """Adds it to a server that has not started."""
 
 
 class BindError(Exception):
@@ -61,8 +71,18 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
 class Transport:
     """The listening server with the standard services beside ours."""
 
-    def __init__(self, config: ServerConfig, servicer: EngineServiceServicer) -> None:
+    def __init__(self, config: ServerConfig, servicer: EngineServiceServicer, others: Iterable[Service] = ()) -> None:
+        """Make a server; `start` lets it listen.
+
+        Args:
+            config: where and how to listen.
+            servicer: our service.
+            others: services beside it.
+
+        """
         self._config = config
+        others = list(others)
+        self._names = [SERVICE_NAME, *(other.name for other in others)]
         self._tokens = None if config.token_file is None else TokenFile(config.token_file)
         self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=_options(config), interceptors=self._interceptors())
@@ -70,6 +90,8 @@ class Transport:
         self.address = ""
         """Where the server listens, in gRPC's notation; known after `start`."""
         add_EngineServiceServicer_to_server(servicer, self._server)
+        for other in others:
+            other.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._add_reflection()
 
@@ -80,7 +102,7 @@ class Transport:
         return [TokenInterceptor(self._tokens, open_services), DecodingInterceptor()]
 
     def _add_reflection(self) -> None:
-        names = (SERVICE_NAME, health.SERVICE_NAME, _REFLECTION_V1, reflection.SERVICE_NAME)
+        names = (*self._names, health.SERVICE_NAME, _REFLECTION_V1, reflection.SERVICE_NAME)
         servicer = reflection.aio.ReflectionServicer(names)
         # grpcio has v1alpha only; v1 has the same messages under another name.
         handler = grpc.stream_stream_rpc_method_handler(
@@ -128,7 +150,7 @@ class Transport:
     async def set_serving(self, serving: bool) -> None:  # noqa: FBT001  # the one thing it says
         """Tell health's callers and watchers."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE_NAME):
+        for name in ("", *self._names):
             await self._health.set(name, status)
 
     async def stop(self, grace: float) -> None:

@@ -14,6 +14,7 @@ from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
+from tokenwire_server import smg
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.reception import Reception
@@ -60,7 +61,7 @@ class FakeEngineServer:
         self.engine = engine
         self.registry = Registry(engine, config.max_requests_per_client)
         self.reception = Reception(config)
-        self.transport = Transport(config, EngineServicer(self.reception))
+        self.transport = Transport(config, EngineServicer(self.reception), smg.services(self.reception))
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -82,7 +83,7 @@ class FakeEngineServer:
                 yield self
         finally:
             await self.transport.stop(0)
-            self.engine.shutdown()
+            await self.engine.close()
 
     def serve(self) -> None:
         """The engine has loaded."""

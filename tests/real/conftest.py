@@ -69,7 +69,7 @@ def arguments(model: str) -> list[str]:
 @pytest.fixture(scope="session")
 def server(arguments: list[str]) -> Iterator[ServerProcess]:
     """The server that all tests share."""
-    with ServerProcess(arguments, ready_timeout=250) as server:
+    with ServerProcess([*arguments, "--smg"], ready_timeout=250) as server:
         yield server
 
 

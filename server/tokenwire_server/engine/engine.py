@@ -26,6 +26,7 @@ from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
 from tokenwire_server.engine.direct import DirectOutputProcessor, incompatibility, pump
 from tokenwire_server.engine.eos import eos_token_id
+from tokenwire_server.engine.facts import EngineFacts
 from tokenwire_server.engine.faults import FAULTS, translate
 from tokenwire_server.engine.grammar import check_grammar
 from tokenwire_server.engine.info import engine_info
@@ -77,6 +78,7 @@ class Engine:
         self.limits = RequestLimits.from_config(
             llm.vllm_config, keep_tokenizer=keep_tokenizer, served_model_names=served_model_names
         )
+        self.facts = EngineFacts.from_config(llm.vllm_config)
         self._eos_token_id = eos_token_id(llm.model_config)
         if not keep_tokenizer:
             # Without a tokenizer vLLM knows no EOS, so natural EOS would be reported as a stop token, and a model whose
@@ -137,7 +139,7 @@ class Engine:
         try:
             await self._start()
         except BaseException:
-            await asyncio.to_thread(self.shutdown)
+            await self.close()
             raise
 
     async def _start(self) -> None:
@@ -309,6 +311,16 @@ class Engine:
         self._load_recorder.fill(message)
         return message
 
+    def cached_tokens(self, internal_id: str, index: int) -> int | None:
+        """Return how many prompt tokens a running sequence found in the prefix cache; None where that is not known."""
+        states = self._llm.output_processor.request_states
+        # Each of several sequences has an id of its own.
+        state = states.get(internal_id) or states.get(f"{index}_{internal_id}")
+        if state is None or state.is_prefilling:
+            return None
+        count: int = state.num_cached_tokens
+        return count
+
     @property
     def unfinished(self) -> int:
         """Number of sequences that the engine has not finished."""
@@ -328,6 +340,14 @@ class Engine:
     async def log_stats(self) -> None:
         """Write vLLM's own statistics line to the log."""
         await self._llm.do_log_stats()
+
+    async def close(self) -> None:
+        """End what this process runs for the engine, and then the engine process; safe to repeat."""
+        if (handler := self._llm.output_handler) is not None:
+            # vLLM itself does so after the engine process has ended, whose end may reach it as a failure before that.
+            handler.cancel()
+            await asyncio.wait([handler])
+        await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
         """End the engine process, by force where it does not end by itself. Blocks for seconds; safe to repeat."""

@@ -1,0 +1,31 @@
+"""`vllm.grpc.engine.VllmEngine`, the engine service that smg's gateway speaks, translated to our own requests.
+
+Served beside our service with `tokenwire serve --smg`; needs the extra: `pip install 'tokenwire[smg]'`. The modules
+beside this one import what the extra brings.
+"""
+
+import importlib
+
+from tokenwire_server.reception import Reception
+from tokenwire_server.transport import Service
+
+_NEEDED = ("smg_grpc_proto.generated.vllm_engine_pb2_grpc", "tokenwire.text")
+
+
+def missing() -> str | None:
+    """Say why the service cannot be served here; None where it can."""
+    try:
+        for name in _NEEDED:
+            importlib.import_module(name)
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def services(reception: Reception) -> list[Service]:
+    """Return the service, where the configuration asks for it."""
+    if not reception.config.smg:
+        return []
+    from tokenwire_server.smg.service import service  # noqa: PLC0415  # needs the extra
+
+    return [service(reception)]

@@ -1,0 +1,160 @@
+"""The methods of `vllm.grpc.engine.VllmEngine`: thin, each says in order what happens to a call."""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from smg_grpc_proto import vllm_engine_pb2 as smg
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer as Base
+from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
+
+from tokenwire._contract import Reason
+from tokenwire.v1 import engine_service_pb2
+from tokenwire.v1.generation_pb2 import GenerationInput
+from tokenwire_server import errors, validation
+from tokenwire_server.access import caller
+from tokenwire_server.errors import RequestError
+from tokenwire_server.reception import Reception
+from tokenwire_server.smg import info, stop_strings
+from tokenwire_server.smg.faults import renamed
+from tokenwire_server.smg.loads import Loads
+from tokenwire_server.smg.request import fill
+from tokenwire_server.smg.responses import Answer
+from tokenwire_server.smg.stop_strings import StopStrings
+from tokenwire_server.smg.tokenizer import ModelTokenizer
+from tokenwire_server.transport import Service
+
+_SERVICE_NAME = smg.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+_CHUNK_BYTES = 64 * 1024
+"""Bytes of a tokenizer's archive in one message."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def _unsupported(method: str, instead: str) -> Callable[[Any, Any, _Context], Awaitable[None]]:
+    async def refuse(_self: Any, _request: Any, context: _Context) -> None:
+        async with errors.boundary(context, method):
+            raise RequestError(Reason.UNSUPPORTED_METHOD, f"{method} is not served: {instead}")
+
+    return refuse
+
+
+class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
+    """`vllm.grpc.engine.VllmEngine`, each request of which becomes one of ours."""
+
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
+        self._start = time.monotonic()
+        self._loads = Loads()
+        self._tokenizer: ModelTokenizer | None = None
+
+    async def Generate(self, request: Any, context: _Context) -> AsyncIterator[Any]:
+        """Continue a prompt and answer as tokens come, or at the end of each sequence."""
+        async with errors.boundary(context, "Generate"):
+            with renamed():
+                message, stops = await self._prepare(request)
+                stream = request.stream or stops is not None
+                with (
+                    self._reception.call(message, context, stream=stream) as call,
+                    self._reception.slow_readers.watch(call),
+                ):
+                    await call.start()
+                    answer = Answer(request, message.sampling_params.n, stops, call.cached_tokens)
+                    finished = False
+                    while not finished:
+                        chunk = await call.next()
+                        finished = chunk.closing is not None
+                        for response in answer.take(chunk):
+                            call.blocked_since = time.monotonic()
+                            yield response
+                            call.blocked_since = None
+                        # With a stop string in each of its sequences, which the engine knows nothing of.
+                        finished = finished or answer.done
+
+    async def Abort(self, request: Any, context: _Context) -> Any:
+        """Abort requests by their ids, and answer when the engine has let go of them."""
+        async with errors.boundary(context, "Abort"):
+            validation.check_abort(engine_service_pb2.AbortRequest(request_ids=request.request_ids))
+            _ = await self._reception.ready().registry.abort(caller.of(context), request.request_ids, None)
+            return smg.AbortResponse()
+
+    async def HealthCheck(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
+        """Say whether requests are taken."""
+        try:
+            self._reception.accepting()
+        except RequestError as error:
+            return smg.HealthCheckResponse(healthy=False, message=error.message)
+        return smg.HealthCheckResponse(healthy=True, message="serving")
+
+    async def GetModelInfo(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
+        """Say what the model is."""
+        async with errors.boundary(context, "GetModelInfo"):
+            engine = self._reception.ready().engine
+            return info.model_info(engine.info(), engine.facts, engine.limits)
+
+    async def GetServerInfo(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
+        """Say what the server is."""
+        async with errors.boundary(context, "GetServerInfo"):
+            engine, registry = self._reception.ready()
+            return info.server_info(
+                engine.info(),
+                engine.facts,
+                num_live_requests=len(registry),
+                uptime_seconds=time.monotonic() - self._start,
+            )
+
+    async def GetLoads(self, request: Any, context: _Context) -> Any:
+        """Say how busy the engine is."""
+        async with errors.boundary(context, "GetLoads"):
+            engine, registry = self._reception.ready()
+            load = engine.load()
+            load.num_live_requests = len(registry)
+            return self._loads.response(engine.info(), load, request.dp_rank if request.HasField("dp_rank") else None)
+
+    async def GetTokenizer(self, request: Any, context: _Context) -> AsyncIterator[Any]:  # noqa: ARG002  # as above
+        """Send the tokenizer's files, a ZIP archive in parts; the last one has its SHA-256."""
+        async with errors.boundary(context, "GetTokenizer"):
+            archive = await self._model_tokenizer().archive()
+            digest = hashlib.sha256(archive).hexdigest()
+            for start in range(0, len(archive), _CHUNK_BYTES):
+                end = start + _CHUNK_BYTES
+                yield common_pb2.GetTokenizerChunk(
+                    data=archive[start:end], sha256=digest if end >= len(archive) else ""
+                )
+
+    Embed = _unsupported("Embed", "this server generates")
+    FlushCache = _unsupported("FlushCache", "the prefix cache cannot be emptied from outside")
+    StartProfile = _unsupported("StartProfile", "the profiler cannot be started from outside")
+    StopProfile = _unsupported("StopProfile", "the profiler cannot be started from outside")
+    SubscribeKvEvents = _unsupported(
+        "SubscribeKvEvents", "subscribe to the engine's own publisher (--kv-events-config)"
+    )
+
+    async def _prepare(self, request: Any) -> tuple[GenerationInput, StopStrings | None]:
+        """Return a request as one of ours, and what looks for its stop strings."""
+        message = GenerationInput()
+        try:
+            fill(message, request)
+            if not request.sampling_params.stop:
+                return message, None
+            stop_strings.check(request.sampling_params)
+            tokenizer = await self._model_tokenizer().load()
+            return message, StopStrings(tokenizer, message.prompt_token_ids, request.sampling_params)
+        except BaseException:
+            self._reception.release(message)
+            raise
+
+    def _model_tokenizer(self) -> ModelTokenizer:
+        if self._tokenizer is None:
+            facts = self._reception.ready().engine.facts
+            self._tokenizer = ModelTokenizer(facts.tokenizer, facts.tokenizer_revision)
+        return self._tokenizer
+
+
+def service(reception: Reception) -> Service:
+    """Return the service, for the server's transport."""
+    servicer = VllmEngineServicer(reception)
+    return Service(_SERVICE_NAME, lambda server: add_VllmEngineServicer_to_server(servicer, server))

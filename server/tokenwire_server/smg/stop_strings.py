@@ -1,0 +1,79 @@
+"""Ends sequences at their stop strings.
+
+The gateway finds stop strings in its own text too, but reads a request to its end all the same, and counts all of its
+tokens: it relies on the engine to end there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenwire.text import TextAssembler, TextTokenizer
+from tokenwire.v1 import generation_pb2 as pb
+from tokenwire_server.errors import invalid_field
+
+
+def check(params: Any) -> None:
+    """Check the stop strings of VllmEngine's sampling parameters.
+
+    Raises:
+        RequestError: one is empty, INVALID_FIELD.
+
+    """
+    for position, stop in enumerate(params.stop):
+        if not stop:
+            raise invalid_field(f"sampling_params.stop[{position}]", "must not be empty")
+
+
+class StopStrings:
+    """The stop strings of a request, looked for in the text of each of its sequences."""
+
+    def __init__(self, tokenizer: TextTokenizer, prompt_token_ids: Sequence[int], params: Any) -> None:
+        """Make a watch.
+
+        Args:
+            tokenizer: the model's.
+            prompt_token_ids: the prompt.
+            params: VllmEngine's sampling parameters.
+
+        """
+        self._tokenizer = tokenizer
+        self._prompt = prompt_token_ids
+        self._params = params
+        self._assemblers: dict[int, TextAssembler] = {}
+
+    def cut(self, output: pb.SequenceOutput) -> str | None:
+        """End a sequence's output with the token that completes a stop string.
+
+        Returns:
+            The stop string; None where none is complete, and the output is as it was.
+
+        """
+        assembler = self._assembler(output.index)
+        before = len(assembler.token_ids)
+        assembler.push(output.token_ids, ends_with_stop_token=output.finish_reason == pb.FINISH_REASON_STOP)
+        if assembler.matched is None:
+            return None
+        _shorten(output, len(assembler.token_ids) - before)
+        output.finish_reason = pb.FINISH_REASON_STOP
+        output.ClearField("stop_token_id")
+        return assembler.matched
+
+    def _assembler(self, index: int) -> TextAssembler:
+        found = self._assemblers.get(index)
+        if found is None:
+            params = self._params
+            found = self._assemblers[index] = TextAssembler(
+                self._tokenizer.detokenizer(self._prompt, skip_special_tokens=params.skip_special_tokens),
+                params.stop,
+                min_tokens=params.min_tokens,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+            )
+        return found
+
+
+def _shorten(output: pb.SequenceOutput, length: int) -> None:
+    del output.token_ids[length:]
+    if output.HasField("logprobs"):
+        columns = output.logprobs
+        del columns.logprobs[length:], columns.ranks[length:]
+        del columns.top_token_ids[length * columns.top_k :], columns.top_logprobs[length * columns.top_k :]
