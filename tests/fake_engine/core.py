@@ -102,6 +102,7 @@ class FakeEngineCore:
         self._arrivals: asyncio.Queue[FakeRequest] = asyncio.Queue()
         self._aborts: asyncio.Queue[list[str]] = asyncio.Queue()
         self._outputs: asyncio.Queue[EngineCoreOutputs | Exception] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # For tests
 
@@ -183,6 +184,7 @@ class FakeEngineCore:
         return False
 
     async def get_output_async(self) -> EngineCoreOutputs:
+        self._loop = asyncio.get_running_loop()
         outputs = await self._outputs.get()
         if isinstance(outputs, Exception):
             raise outputs
@@ -190,4 +192,7 @@ class FakeEngineCore:
 
     def shutdown(self, timeout: float | None = None) -> None:
         _ = timeout
+        if self._loop is not None and not self.was_shut_down:
+            # vLLM's ends the task that reads from the engine process, which tells it to AsyncLLM so.
+            self._loop.call_soon_threadsafe(self._outputs.put_nowait, EngineDeadError())
         self.was_shut_down = True

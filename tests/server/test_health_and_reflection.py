@@ -100,4 +100,4 @@ async def test_reflection_describes_the_service(server: FakeEngineServer, versio
     files = [FileDescriptorProto.FromString(raw) for raw in response.file_descriptor_response.file_descriptor_proto]
     [service] = [service for file in files for service in file.service]
     methods = {method.name for method in service.method}
-    assert methods == {"Generate", "GenerateStream", "Multiplex", "Abort", "GetEngineInfo"}
+    assert methods == {"Generate", "GenerateStream", "Multiplex", "Abort", "GetEngineInfo", "GetLoad"}

@@ -102,6 +102,9 @@ async def check_ended(simulated: Simulated, code: int) -> None:
     assert not simulated.server.leftovers
     assert "Task was destroyed" not in simulated.server.log
     assert "never retrieved" not in simulated.server.log
+    if code == 0:
+        assert "Traceback" not in simulated.server.log, simulated.server.log
+        assert "ERROR" not in simulated.server.log, simulated.server.log
 
 
 async def test_a_killed_engine_fails_every_request_and_ends_the_server(tmp_path: Path) -> None:
