@@ -50,7 +50,7 @@ def _checked(handler: "_Handler[Any, Any]") -> "_Handler[Any, Any]":
         return grpc.stream_stream_rpc_method_handler(_requests(handler.stream_stream), decode, encode)
     assert handler.unary_stream is not None, "no service has a method with a stream of requests and one response"
     # gRPC tells generators from coroutines, which write their messages themselves.
-    wrap = _generator if inspect.isasyncgenfunction(handler.unary_stream) else _coroutine
+    wrap = _writer if inspect.isasyncgenfunction(handler.unary_stream) else _coroutine
     return grpc.unary_stream_rpc_method_handler(wrap(handler.unary_stream), decode, encode)
 
 
@@ -73,13 +73,14 @@ def _coroutine(method: Any) -> Any:
     return checked
 
 
-def _generator(method: Any) -> Any:
-    async def checked(request: Any, context: _Context) -> AsyncGenerator[Any, None]:
+def _writer(method: Any) -> Any:
+    # In place of gRPC's own loop over the method's messages, not around it: another generator would cost each message.
+    async def checked(request: Any, context: _Context) -> None:
         if request is _MALFORMED:
             await _refuse(context)
         async with contextlib.aclosing(method(request, context)) as responses:
             async for response in responses:
-                yield response
+                await context.write(response)
 
     return checked
 
@@ -91,10 +92,10 @@ def _requests(method: Any) -> Any:
                 await _refuse(context)
             yield request
 
-    async def checked(requests: AsyncIterator[Any], context: _Context) -> AsyncGenerator[Any, None]:
+    async def checked(requests: AsyncIterator[Any], context: _Context) -> None:
         async with contextlib.aclosing(method(read(requests, context), context)) as responses:
             async for response in responses:
-                yield response
+                await context.write(response)
 
     return checked
 

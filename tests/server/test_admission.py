@@ -68,7 +68,7 @@ async def test_a_full_queue_refuses_before_the_prompt_is_converted(limited: Fake
     """FIELD_LOG 53."""
     four = limited.generate(sampling={"n": 4})
     sequences = await limited.core.next_requests(4)
-    with mock.patch.object(conversion, "_check_prompt", side_effect=AssertionError) as check:
+    with mock.patch.object(conversion, "_prompt", side_effect=AssertionError) as check:
         assert await refusal(limited, 1) == RETRY
     assert not check.called
     for sequence in sequences:
