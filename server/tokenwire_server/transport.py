@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tokenwire.v1 import engine_service_pb2
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
+from tokenwire_server import reflection
 from tokenwire_server.access.interceptor import TokenInterceptor
 from tokenwire_server.access.tls import TlsFiles
 from tokenwire_server.access.tokens import TokenFile
@@ -27,10 +27,9 @@ from tokenwire_server.health import HealthServicer
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
-_REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 OPEN_SERVICES = {
     "health": (health.SERVICE_NAME,),
-    "reflection": (_REFLECTION_V1, reflection.SERVICE_NAME),
+    "reflection": (reflection.V1, reflection.V1ALPHA),
 }
 """Services that may be open to callers without a token, by their names among the options."""
 
@@ -93,26 +92,13 @@ class Transport:
         for other in others:
             other.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._add_reflection()
+        reflection.add(self._server, (*self._names, health.SERVICE_NAME))
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         if self._tokens is None:
             return [DecodingInterceptor()]
         open_services = [name for o in self._config.open_services for name in OPEN_SERVICES[o]]
         return [TokenInterceptor(self._tokens, open_services), DecodingInterceptor()]
-
-    def _add_reflection(self) -> None:
-        names = (*self._names, health.SERVICE_NAME, _REFLECTION_V1, reflection.SERVICE_NAME)
-        servicer = reflection.aio.ReflectionServicer(names)
-        # grpcio has v1alpha only; v1 has the same messages under another name.
-        handler = grpc.stream_stream_rpc_method_handler(
-            servicer.ServerReflectionInfo,
-            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-        )
-        for name in (_REFLECTION_V1, reflection.SERVICE_NAME):
-            generic = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
-            self._server.add_generic_rpc_handlers((generic,))
 
     async def start(self) -> None:
         """Listen, with health NOT_SERVING.

@@ -101,3 +101,15 @@ async def test_reflection_describes_the_service(server: FakeEngineServer, versio
     [service] = [service for file in files for service in file.service]
     methods = {method.name for method in service.method}
     assert methods == {"Generate", "GenerateStream", "Multiplex", "Abort", "GetEngineInfo", "GetLoad"}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_all_that_it_lists_and_each_method(server: FakeEngineServer, version: str) -> None:
+    response = await reflect(server, version, list_services="")
+    names = [service.name for service in response.list_services_response.service]
+    for name in [*names, f"{SERVICE}.Generate", "tokenwire.v1.GenerationInput.request_id"]:
+        found = await reflect(server, version, file_containing_symbol=name)
+        assert found.file_descriptor_response.file_descriptor_proto, name
+    for name in ("absent", f"{SERVICE}.Absent", "absent.Service.Method"):
+        refused = await reflect(server, version, file_containing_symbol=name)
+        assert refused.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
