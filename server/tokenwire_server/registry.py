@@ -7,7 +7,7 @@ was told ABORT.
 import asyncio
 import time
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tokenwire._contract import Reason
@@ -24,15 +24,12 @@ from tokenwire_server.access.caller import Caller
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, Violation
+from tokenwire_server.recent import Key, Recent
 
 _KEPT_OUTCOMES = 16_384
 """Most finished requests whose outcome is kept for late aborts: 4 MB or so."""
 _KEPT_REMEMBERED = 100_000
 """Most ids remembered for a later arrival: ten full Abort calls."""
-
-
-_Key = tuple[str, str]
-"""A principal and an id of its own."""
 
 
 class LiveRequest:
@@ -85,10 +82,10 @@ class Registry:
         """
         self._engine = engine
         self._max_per_client = max_per_client
-        self._live: dict[_Key, LiveRequest] = {}
+        self._live: dict[Key, LiveRequest] = {}
         self._per_client: Counter[str] = Counter()
-        self._outcomes: OrderedDict[_Key, AbortOutcome.ValueType] = OrderedDict()
-        self._remembered: OrderedDict[_Key, float] = OrderedDict()
+        self._outcomes: Recent[AbortOutcome.ValueType] = Recent(_KEPT_OUTCOMES)
+        self._remembered: Recent[float] = Recent(_KEPT_REMEMBERED)
         self._idle: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -114,7 +111,7 @@ class Registry:
             raise RequestError(
                 Reason.QUEUE_FULL, f"{caller.client} has its most live requests, {self._max_per_client}; end one first"
             )
-        expiry = self._remembered.pop(live.key, None)
+        expiry = self._remembered.pop(live.key)
         self._live[live.key] = live
         self._per_client[live.client] += 1
         if expiry is not None and expiry > time.monotonic():
@@ -242,16 +239,10 @@ class Registry:
                 del self._per_client[live.client]
             if not self._live and self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
-        self._outcomes[live.key] = outcome
-        self._outcomes.move_to_end(live.key)
-        if len(self._outcomes) > _KEPT_OUTCOMES:
-            self._outcomes.popitem(last=False)
+        self._outcomes.put(live.key, outcome)
 
-    def _unknown(self, key: _Key, remember_seconds: float | None) -> AbortOutcome.ValueType:
+    def _unknown(self, key: Key, remember_seconds: float | None) -> AbortOutcome.ValueType:
         if remember_seconds is None:
             return ABORT_OUTCOME_NOT_FOUND
-        self._remembered[key] = time.monotonic() + remember_seconds
-        self._remembered.move_to_end(key)
-        if len(self._remembered) > _KEPT_REMEMBERED:
-            self._remembered.popitem(last=False)
+        self._remembered.put(key, time.monotonic() + remember_seconds)
         return ABORT_OUTCOME_REMEMBERED

@@ -1,0 +1,74 @@
+"""What is remembered of the past is bounded, and shared out fairly among principals."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.config import VllmConfig
+
+from fake_engine import FakeEngineServer
+from fake_engine.fuzz import examples
+from tokenwire.v1.engine_service_pb2 import (
+    ABORT_OUTCOME_ABORTED,
+    ABORT_OUTCOME_ALREADY_FINISHED,
+    ABORT_OUTCOME_NOT_FOUND,
+    ABORT_OUTCOME_REMEMBERED,
+)
+from tokenwire_server.access.caller import Caller
+from tokenwire_server.engine.sink import CallSink
+from tokenwire_server.recent import Recent
+
+
+def test_a_new_value_is_the_newest_and_the_oldest_goes() -> None:
+    recent: Recent[int] = Recent(2)
+    recent.put(("", "a"), 1)
+    recent.put(("", "b"), 2)
+    recent.put(("", "a"), 3)
+    recent.put(("", "c"), 4)
+    assert [recent.get(("", name)) for name in "abc"] == [3, None, 4]
+    assert len(recent) == 2
+
+
+_KEYS = st.tuples(st.sampled_from("pqr"), st.sampled_from("abcdefgh"))
+
+
+@examples(200)
+@given(st.lists(st.tuples(st.booleans(), _KEYS)))
+def test_it_is_bounded_and_a_share_is_safe(actions: list[tuple[bool, tuple[str, str]]]) -> None:
+    size, principals = 6, 3
+    recent: Recent[int] = Recent(size)
+    model: dict[tuple[str, str], int] = {}
+    for number, (put, key) in enumerate(actions):
+        if put:
+            recent.put(key, number)
+            model.pop(key, None)
+            model[key] = number
+        else:
+            popped = recent.pop(key)
+            assert popped is None or popped == model[key]
+            model.pop(key, None)
+        kept = {known: value for known in model if (value := recent.get(known)) is not None}
+        assert len(recent) == len(kept) <= size
+        for principal in "pqr":
+            own = [known for known in model if known[0] == principal]
+            # What is kept is the newest, and as many as the share at the least.
+            count = sum(known[0] == principal for known in kept)
+            assert all(known in kept for known in own[len(own) - count :])
+            assert count >= min(len(own), size // principals)
+        model = {known: model[known] for known in model if known in kept}
+
+
+async def test_one_principals_requests_push_out_nothing_of_anothers(vllm_config: VllmConfig) -> None:
+    one, other = Caller("one", "one"), Caller("other", "other")
+    async with FakeEngineServer.run(vllm_config) as server:
+        registry = server.registry
+        registry.finish(registry.open(one, "mine", CallSink(stream=False)), ())
+        assert await registry.abort(one, ["early"], 60) == [ABORT_OUTCOME_REMEMBERED]
+        for number in range(17_000):
+            registry.finish(registry.open(other, f"r{number}", CallSink(stream=False)), ())
+        await registry.abort(other, [f"s{number}" for number in range(101_000)], 60)
+        assert await registry.abort(one, ["mine"], None) == [ABORT_OUTCOME_ALREADY_FINISHED]
+        assert registry.open(one, "early", CallSink(stream=False)).outcome == ABORT_OUTCOME_ABORTED
+        # Its own are bounded all the same.
+        assert await registry.abort(other, ["r0", "r16999"], None) == [
+            ABORT_OUTCOME_NOT_FOUND,
+            ABORT_OUTCOME_ALREADY_FINISHED,
+        ]
