@@ -84,6 +84,7 @@ async def test_loads_without_statistics(server: FakeEngineServer, stub: Any) -> 
     response = await within(stub.GetLoads(smg.GetLoadsRequest()))
     assert (response.dp_rank_count, response.version) == (1, server.engine.info().vllm_version)
     assert response.timestamp.endswith("+00:00")
+    assert not (await within(stub.GetLoads(smg.GetLoadsRequest(dp_rank=1)))).loads
     [load] = response.loads
     assert (load.dp_rank, load.num_running_reqs, load.num_total_reqs, load.max_running_requests) == (0, 1, 1, 8)
     request.step(5, finish="length")

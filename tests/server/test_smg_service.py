@@ -233,6 +233,48 @@ async def test_what_was_prefilled_elsewhere_is_released_by_a_refusal(tmp_path: P
                     await asyncio.sleep(0.01)
 
 
+async def test_a_caller_that_does_not_read_is_ended(vllm_config: VllmConfig) -> None:
+    settings = ServerConfig(port=0, smg=True, slow_reader_timeout=0.1)
+    async with FakeEngineServer.run(vllm_config, server=settings) as server:
+        watching = asyncio.create_task(server.reception.slow_readers.run())
+        call = generate(VllmEngineStub(server.channel), stream=True)
+        first = asyncio.ensure_future(read(call))
+        request = await server.core.next_request()
+        request.step(5)
+        await within(first)
+        # More than a connection takes without being read.
+        for _ in range(20):
+            request.step(*[5] * 1_000_000)
+            await asyncio.sleep(0.01)
+        assert await server.core.next_abort() == [request.internal_id]
+        failure = await failure_of(_drained(call))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER")
+        watching.cancel()
+
+
+async def _drained(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_principals_do_not_touch_each_others_requests(vllm_config: VllmConfig, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice alices-secret-token\nbob bobs-secret-token-too\n")
+    settings = ServerConfig(port=0, smg=True, token_file=str(tokens))
+    alice, bob = [(("authorization", f"Bearer {token}"),) for token in ("alices-secret-token", "bobs-secret-token-too")]
+    async with FakeEngineServer.run(vllm_config, server=settings) as server:
+        stub = VllmEngineStub(server.channel)
+        for call in (stub.HealthCheck(smg.HealthCheckRequest()), generate(stub).read()):
+            assert (await failure_of(call)).code == grpc.StatusCode.UNAUTHENTICATED
+        answer = asyncio.ensure_future(collect(stub.Generate(generate_request(request_id="a"), metadata=alice)))
+        request = await server.core.next_request()
+        await within(stub.Abort(smg.AbortRequest(request_ids=["a"]), metadata=bob))
+        assert request.live
+        await within(stub.Abort(smg.AbortRequest(request_ids=["a"]), metadata=alice))
+        [message] = await within(answer)
+        assert message.complete.finish_reason == "abort"
+
+
 async def test_a_dead_engine(server: FakeEngineServer, stub: Any) -> None:
     answer = asyncio.ensure_future(failure_of(generate(stub, stream=True).read()))
     await server.core.next_request()

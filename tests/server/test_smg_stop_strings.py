@@ -21,7 +21,9 @@ from tokenwire.text import TextTokenizer
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.logprobs_pb2 import Logprobs
 from tokenwire_server.config import ServerConfig
+from tokenwire_server.engine.outputs import Chunk
 from tokenwire_server.errors import RequestError
+from tokenwire_server.smg.responses import Answer
 from tokenwire_server.smg.stop_strings import StopStrings
 from tokenwire_server.smg.tokenizer import ModelTokenizer
 
@@ -118,6 +120,18 @@ def test_special_tokens_are_text_where_they_are_not_skipped(tokenizer: TextToken
     output = pb.SequenceOutput(token_ids=end)
     matched = stop_strings(tokenizer, END, skip_special_tokens=skip).cut(output)
     assert matched == (None if skip else END)
+
+
+@each_form
+def test_nothing_is_said_of_a_sequence_after_its_match(
+    tokenizer: TextTokenizer, encode: Callable[[str], list[int]], stream: bool
+) -> None:
+    request = smg.GenerateRequest(stream=stream)
+    answer = Answer(request, 2, stop_strings(tokenizer, "quick"), lambda _: None)
+    first = list(answer.take(Chunk([pb.SequenceOutput(token_ids=encode("The quick"))])))
+    assert first[-1].complete.matched_stop_str == "quick"
+    assert list(answer.take(Chunk([pb.SequenceOutput(token_ids=encode(" quick brown"))]))) == []
+    assert not answer.done
 
 
 # The service
