@@ -6,7 +6,6 @@
 import asyncio
 import contextlib
 import logging
-import multiprocessing
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +16,11 @@ import pydantic
 from tokenwire_server import smg
 from tokenwire_server.access.files import AccessError
 from tokenwire_server.config import ServerConfig
+from tokenwire_server.engine import orphans
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, engine_dead
 from tokenwire_server.liveness import Death, wait_for_death
+from tokenwire_server.loading import Loading
 from tokenwire_server.reception import Reception
 from tokenwire_server.registry import Registry
 from tokenwire_server.service import EngineServicer
@@ -27,8 +28,6 @@ from tokenwire_server.transport import BindError, Transport
 
 logger = logging.getLogger(__name__)
 
-_END_INTERVAL = 0.5
-"""Seconds between attempts to end the processes of a load."""
 _STATS_INTERVAL = 10.0
 """Seconds between vLLM's statistics lines, as in `vllm serve`."""
 _END_GRACE = 2.0
@@ -92,34 +91,30 @@ class Server:
 
     async def _start_engine(self) -> Engine | None:
         logger.info("loading %s", self._name)
-        loading = asyncio.create_task(asyncio.to_thread(self._load))
+        load = Loading(self._load)
+        loading = asyncio.create_task(load.engine())
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 logger.info("stopping while loading")
-                await self._end_load(loading)
+                loading.cancel()
+                await asyncio.wait({loading})
+                await load.end()
                 return None
-            engine = await loading
-            await engine.start()
+            return await loading
         except Exception as error:  # whatever vLLM raises for a model that cannot be loaded
             if not isinstance(error, _EXPECTED):
                 logger.exception("the load failed in an unforeseen way")
             _fail(f"cannot load {self._name}: {first_line(error)}")
             return None
-        else:
-            return engine
         finally:
             stopping.cancel()
-
-    async def _end_load(self, loading: "asyncio.Task[Engine]") -> None:
-        # The thread cannot be interrupted, but it ends when the processes that it waits for do.
-        while not loading.done():
-            for child in multiprocessing.active_children():
-                child.terminate()
-            await asyncio.wait({loading}, timeout=_END_INTERVAL)
-        with contextlib.suppress(Exception):
-            loading.result().shutdown()
+            if loading.done() and not loading.cancelled() and loading.exception() is None:
+                orphans.release()
+            else:
+                # What vLLM leaves of a load that has failed.
+                orphans.end_descendants(force=True)
 
     async def _serve(self, transport: Transport, engine: Engine) -> int:
         registry = Registry(engine, self._config.max_requests_per_client)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 
 # gRPC has threads before the engine process starts, and a fork of a process with threads can hang. Read at vLLM's import.
@@ -9,7 +10,7 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 import uvloop
 
-from tokenwire_server import arguments
+from tokenwire_server import arguments, loading
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.lifecycle import Server
 
@@ -31,4 +32,11 @@ def main(argv: Sequence[str]) -> int:
     async def run() -> int:
         return await Server(options.server, options.engine.model, load).run()
 
-    return uvloop.run(run())
+    code = uvloop.run(run())
+    if loading.is_running():
+        # The interpreter's end would wait for it, or take the ground from under it.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -93,6 +93,8 @@ class FakeEngineCore:
         self.confirmation.set()
         self.tasks: tuple[str, ...] = ("generate",)
         self.was_shut_down = False
+        self.was_asked = asyncio.Event()
+        """Set once AsyncLLM has asked for the tasks."""
         self.released: list[EngineCoreRequest] = []
         """What came only to tell the KV connector that it will not run."""
         self.adapters: list[LoRARequest] = []
@@ -148,6 +150,8 @@ class FakeEngineCore:
     # What AsyncLLM calls
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        self.was_asked.set()
+        await self.confirmation.wait()
         return self.tasks
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:

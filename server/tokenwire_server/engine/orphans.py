@@ -3,19 +3,43 @@
 vLLM's engine process does not notice that the process which started it is gone: after a SIGKILL of the server it would
 keep the GPU. So it asks the kernel for a signal at its parent's death, and so do its workers. vLLM calls `register` in
 each of its processes, as a plug-in of the entry-point group "vllm.general_plugins".
+
+A process takes seconds to get there. Until the load is over, those whose parent dies become children of the server, which
+ends them itself.
 """
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 
+import psutil
+
 _VARIABLE = "TOKENWIRE_SERVER_PID"
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt() -> None:
-    """Say that engine processes started from now on belong to this process."""
+    """Say that engine processes started from now on belong to this process, also when their own parent dies."""
     os.environ[_VARIABLE] = str(os.getpid())
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def release() -> None:
+    """Say that the processes have registered, and look after themselves."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def end_descendants(*, force: bool) -> None:
+    """Tell all processes that descend from this one to end, without waiting; with `force` they have no choice."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            # Python's own, which removes the others' shared memory after their end, and then ends too.
+            if any("resource_tracker" in argument for argument in process.cmdline()):
+                continue
+            process.send_signal(signal.SIGKILL if force else signal.SIGTERM)
 
 
 def register() -> None:
@@ -23,7 +47,11 @@ def register() -> None:
     server = os.environ.get(_VARIABLE)
     if server is None or os.getpid() == int(server):
         return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has died in between
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():  # it has died before that
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value)
