@@ -89,8 +89,11 @@ class FakeEngineCore:
         """While cleared, a request has reached the engine but the call that sent it does not return."""
         self.confirmation = asyncio.Event()
         """While cleared, the engine is in a long step: it answers no utility call."""
+        self.readiness = asyncio.Event()
+        """While cleared, the engine does not say what it can do."""
         self.admission.set()
         self.confirmation.set()
+        self.readiness.set()
         self.tasks: tuple[str, ...] = ("generate",)
         self.was_shut_down = False
         self.was_asked = asyncio.Event()
@@ -151,7 +154,7 @@ class FakeEngineCore:
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         self.was_asked.set()
-        await self.confirmation.wait()
+        await self.readiness.wait()
         return self.tasks
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:

@@ -38,7 +38,7 @@ async def engine(vllm_config: VllmConfig, core: FakeEngineCore) -> AsyncIterator
 
 async def test_an_engine_that_dies_before_it_is_ready_ends_the_load(core: FakeEngineCore, engine: Engine) -> None:
     """vLLM itself would wait for ever for its answer."""
-    core.confirmation.clear()
+    core.readiness.clear()
     load = asyncio.create_task(Loading(lambda: engine).engine())
     await within(core.was_asked.wait())
     core.die()
@@ -49,7 +49,7 @@ async def test_an_engine_that_dies_before_it_is_ready_ends_the_load(core: FakeEn
 
 
 async def test_a_load_is_left_before_the_engine_is_ready(core: FakeEngineCore, engine: Engine) -> None:
-    core.confirmation.clear()
+    core.readiness.clear()
     load = asyncio.create_task(Loading(lambda: engine).engine())
     await within(core.was_asked.wait())
     load.cancel()
