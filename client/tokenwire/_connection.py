@@ -95,8 +95,8 @@ class Connection:
         channel_options: Sequence[tuple[str, str | int]] = (),
         **settings: Unpack[ChannelSettings],
     ) -> None:
-        if target.startswith(("http://", "https://")):
-            raise ValueError(f"target must be host:port or unix:path, not the URL {target!r}")
+        if not target or target.startswith(("http://", "https://")):
+            raise ValueError(f"target must be host:port or unix:path, not {target!r}")
         self.target = target
         self.closed = False
         self._credentials = credentials

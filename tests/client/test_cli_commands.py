@@ -170,6 +170,11 @@ def test_any_sampling_parameter(servicer: Servicer, target: str) -> None:
         (["generate", "four"], None, "valid integer"),
         (["generate"], "four", "must be token ids"),
         (["health", "--client-cert", __file__], None, "go together"),
+        (["health", "--target", "http://127.0.0.1:1"], None, "must be host:port or unix:path"),
+        (["generate", "4", "--target", ""], None, "must be host:port or unix:path"),
+        (["chat", "hi", "--target", "https://127.0.0.1:1"], None, "must be host:port or unix:path"),
+        (["top", "http://127.0.0.1:1"], None, "must be host:port or unix:path"),
+        (["top", ""], None, "must be host:port or unix:path"),
         (["abort"], None, "Missing argument"),
     ],
 )
@@ -262,6 +267,7 @@ def test_chat_reads_a_piped_message_and_stops(servicer: Servicer, target: str, f
         ("", ["--tokenizer", "/absent"], "no tokenizer at /absent"),
         ("", ["--tokenizer", str(Path(__file__).parent)], "cannot load a tokenizer"),
         ("", ["--stop", ""], "stop[0]: must be text that is not empty"),
+        ("", ["--system", "\udcff"], "prompt: must be text that UTF-8 can hold"),
     ],
 )
 def test_chat_errors(servicer: Servicer, target: str, model: str, options: list[str], message: str) -> None:

@@ -122,6 +122,13 @@ async def test_stop_strings_that_cannot_be(tokenizer: TextTokenizer, stop: Any) 
     assert not engine.prompts
 
 
+async def test_bytes_are_no_prompt(tokenizer: TextTokenizer) -> None:
+    engine = Engine([])
+    with pytest.raises(InvalidArgumentError, match="prompt: must be a sequence, not b'hi'"):
+        await TextClient(engine, tokenizer).complete(b"hi")
+    assert not engine.prompts
+
+
 async def test_several_outputs_are_refused(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InvalidArgumentError, match="start a request for each"):
         await TextClient(Engine([]), tokenizer).complete("x", SamplingParams(n=2))

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from harness.tokenizers import write_folder
-from tokenwire import AsyncClient, EngineInfo, TokenwireError
+from tokenwire import AsyncClient, EngineInfo, InvalidArgumentError, TokenwireError
 from tokenwire._engine_info import KvCache, Limits, Parallelism
 from tokenwire.text import (
     ChatTemplateError,
@@ -31,6 +31,14 @@ def test_text_parts_are_one_text(tokenizer: TextTokenizer) -> None:
     assert tokenizer.encode_chat([{"role": "user", "content": parts}]) == joined
     with pytest.raises(ChatTemplateError, match="text parts"):
         tokenizer.encode_chat([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "a\udcff"])
+def test_half_of_a_surrogate_pair_is_no_text(tokenizer: TextTokenizer, half: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="prompt: must be text that UTF-8 can hold"):
+        tokenizer.encode(half)
+    with pytest.raises(InvalidArgumentError, match="prompt: must be text that UTF-8 can hold"):
+        tokenizer.encode_chat([{"role": "user", "content": half}])
 
 
 def test_template_options(tokenizer: TextTokenizer) -> None:

@@ -82,7 +82,10 @@ def connect(
     named = target
 
     def make(target: str | None = None) -> AsyncClient:
-        return AsyncClient(target or named, token=token, credentials=credentials)
+        try:
+            return AsyncClient(named if target is None else target, token=token, credentials=credentials)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
     return make
 

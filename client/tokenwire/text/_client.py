@@ -8,6 +8,7 @@ from typing import Any, Self, TypeAlias, Unpack, cast
 from tokenwire._client import AsyncClient
 from tokenwire._multiplex import Multiplex
 from tokenwire._sampling_params import SamplingParams
+from tokenwire._wire import not_text
 from tokenwire.text._assembler import TextAssembler
 from tokenwire.text._carrier import Carrier, Started, carrier_of
 from tokenwire.text._errors import TokenizerError, TokenizerMismatchError
@@ -65,12 +66,13 @@ class TextClient:
     async def encode(
         self, prompt: Prompt, *, add_special_tokens: bool = True, template_options: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Give a prompt's token ids: of messages by the chat template. Raises ChatTemplateError."""
+        """Give a prompt's token ids: of messages by the chat template. Raises ChatTemplateError, InvalidArgumentError."""
         if isinstance(prompt, str):
             return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
         if prompt and isinstance(prompt[0], Mapping):
             messages = cast("Sequence[Message]", prompt)
             return await asyncio.to_thread(self.tokenizer.encode_chat, messages, template_options)
+        not_text("prompt", prompt)
         return list(cast("Sequence[int]", prompt))
 
     async def complete(

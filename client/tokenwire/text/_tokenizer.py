@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from tokenwire._errors import FieldViolation
+from tokenwire._wire import invalid
 from tokenwire.text._detokenizer import Detokenizer
 from tokenwire.text._errors import ChatTemplateError, TokenizerError
 
@@ -55,14 +57,20 @@ class TextTokenizer:
         return self._pretrained.chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Give the token ids of a plain prompt; by default with BOS and the like where the model has them."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Give the token ids of a plain prompt; by default with BOS and the like where the model has them.
+
+        Raises InvalidArgumentError for half of a surrogate pair, which is no text.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise invalid(FieldViolation("prompt", "must be text that UTF-8 can hold")) from None
 
     def encode_chat(self, messages: Sequence[Message], template_options: Mapping[str, Any] | None = None) -> list[int]:
         """Give the token ids of a chat by the model's template, ready for the assistant's answer.
 
         The options are keyword arguments of transformers' `apply_chat_template`: tools, documents, variables of the
-        template. Raises ChatTemplateError.
+        template. Raises ChatTemplateError, and what `encode` raises.
         """
         if not self.has_chat_template:
             where = f" in {self._folder}" if self._folder else ""
