@@ -16,6 +16,13 @@ _INITIAL_RECONNECT_BACKOFF_MS = 200
 _MAX_RECONNECT_BACKOFF_MS = 3_000
 
 
+def check_target(target: str) -> str:
+    """Give a target as it is. Raises ValueError for none, and for a URL, of which gRPC would look up the whole as a name."""
+    if not target or target.startswith(("http://", "https://")):
+        raise ValueError(f"target must be host:port or unix:path, not {target!r}")
+    return target
+
+
 def channel_options(
     *,
     connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,

@@ -95,9 +95,7 @@ class Connection:
         channel_options: Sequence[tuple[str, str | int]] = (),
         **settings: Unpack[ChannelSettings],
     ) -> None:
-        if not target or target.startswith(("http://", "https://")):
-            raise ValueError(f"target must be host:port or unix:path, not {target!r}")
-        self.target = target
+        self.target = _channel.check_target(target)
         self.closed = False
         self._credentials = credentials
         authorization = () if token is None else (("authorization", f"Bearer {token}"),)

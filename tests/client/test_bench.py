@@ -296,6 +296,13 @@ def test_bad_lengths(text: str) -> None:
     assert result.exit_code == 2
 
 
+@pytest.mark.parametrize("target", ["", "http://127.0.0.1:1"])
+def test_a_target_that_is_none(target: str) -> None:
+    result = bench(target)
+    assert result.exit_code == 2
+    assert "must be host:port or unix:path" in result.stderr
+
+
 def test_server_of_another_machine_is_not_known() -> None:
     assert _usage.find_listener("192.0.2.1:50051") is None
     assert _usage.find_listener("127.0.0.1:1") is None

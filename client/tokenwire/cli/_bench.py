@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tokenwire._bench._workload import Lengths, Mode, Workload
-from tokenwire._channel import DEFAULT_TARGET
+from tokenwire._channel import DEFAULT_TARGET, check_target
 from tokenwire._errors import TokenwireError
 from tokenwire.cli._requires import requires
 
@@ -35,8 +35,17 @@ def _lengths(text: str) -> Lengths:
         raise typer.BadParameter(str(error)) from None
 
 
+def _target(text: str) -> str:
+    try:
+        return check_target(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def bench(
-    target: Annotated[str, typer.Argument(help="The server: host:port or unix:/path.")] = DEFAULT_TARGET,
+    target: Annotated[
+        str, typer.Argument(callback=_target, help="The server: host:port or unix:/path.")
+    ] = DEFAULT_TARGET,
     *,
     mode: Annotated[Mode, typer.Option(help="The RPC that carries the requests.")] = Mode.STREAM,
     requests: Annotated[
