@@ -131,6 +131,19 @@ def test_an_old_server_has_no_such_method(serve_threads: Callable[..., str]) -> 
     assert done.stderr.count("\n") == 1
 
 
+def test_the_table_fits_into_80_columns(target: str) -> None:
+    terminal = Terminal(COMMAND, "top", target, "--interval", "0.2", kind="xterm", columns=80)
+    try:
+        shown = terminal.until("50.0%")
+    finally:
+        terminal.close()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    for word in ("server", "rank", "live", "running", "waiting", "tokens/s", "KV", "use", "cache", "hits", "preempted"):
+        assert word in shown
+    # The address may need a second line for the end of its port.
+    assert target[:-2] in shown
+
+
 def test_the_table_renews_itself_until_ctrl_c(servicer: Servicer, target: str) -> None:
     servicer.fails_after = 2
     terminal = Terminal(COMMAND, "top", target, "--interval", "0.2", kind="xterm")

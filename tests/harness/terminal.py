@@ -9,9 +9,9 @@ from pathlib import Path
 class Terminal:
     """A running command; what it prints is read by `until`. `kind` is the terminal's: a dumb one cannot move its cursor."""
 
-    def __init__(self, *command: str | Path, kind: str = "dumb") -> None:
+    def __init__(self, *command: str | Path, kind: str = "dumb", columns: int = 160) -> None:
         self._own, other = pty.openpty()
-        environment = os.environ | {"TERM": kind, "COLUMNS": "160"}
+        environment = os.environ | {"TERM": kind, "COLUMNS": str(columns)}
         self.process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment)
         os.close(other)
         self._seen = b""

@@ -49,8 +49,10 @@ _COLUMNS = {
     "prompt tokens/s": "{:,.0f}",
     "KV use": "{:.1%}",
     "cache hits": "{:.1%}",
-    "preemptions": "{:,}",
+    "preempted": "{:,}",
 }
+
+_MIN_WIDTH = 80
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -192,11 +194,12 @@ def _line(cells: Iterable[str], width: int) -> str:
 
 
 async def _watch(looks: AsyncIterator[list[Row]]) -> None:
-    live = Live(console=Console(), auto_refresh=False)
+    console = Console()
+    live = Live(console=console, auto_refresh=False)
     try:
         async for rows in looks:
             errors = [Text(f"{row.server}: {row.error}", style="red") for row in rows if row.error is not None]
-            live.update(Group(_table(rows), *errors))
+            live.update(Group(_table(rows, console.width), *errors))
             # After the first look: where that fails, there is an error alone.
             live.start()
             live.refresh()
@@ -204,10 +207,18 @@ async def _watch(looks: AsyncIterator[list[Row]]) -> None:
         live.stop()
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(title=f"tokenwire top, {time.strftime('%H:%M:%S')}", title_justify="left")
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "server" else "right")
+def _table(rows: list[Row], width: int) -> Table:
+    # Without lines and with the second word of a heading below the first, all of it fits into 80 columns.
+    title = f"tokenwire top, {time.strftime('%H:%M:%S')}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    if width < _MIN_WIDTH:
+        # Narrower terminals cut off what is on the right.
+        table.width = _MIN_WIDTH
+    server, *numbers = _COLUMNS
+    table.add_column(server, vertical="bottom", overflow="fold")
+    for name in numbers:
+        heading = "\n".join(name.rsplit(" ", 1))
+        table.add_column(heading, vertical="bottom", justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row.cells())
     return table
