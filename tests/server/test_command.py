@@ -1,4 +1,6 @@
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -63,3 +65,10 @@ def test_the_command_without_typer_names_the_extra(
         tokenwire._command.main()
     assert exit_info.value.code == 2
     assert capsys.readouterr().err == "tokenwire: the command needs its extra: pip install 'tokenwire[cli]'\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_as_good_as_none(closed: str) -> None:
+    # Nothing listens on port 1.
+    command = f"{Path(sys.executable).with_name('tokenwire')} health --target 127.0.0.1:1 {closed}"
+    assert subprocess.run(["/bin/sh", "-c", command], timeout=60, check=False).returncode == 3
