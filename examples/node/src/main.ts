@@ -81,4 +81,9 @@ async function main(address: string): Promise<void> {
   await refused(engine);
 }
 
-await main(process.argv[2] ?? "127.0.0.1:50051");
+try {
+  await main(process.argv[2] ?? "127.0.0.1:50051");
+} catch (error) {
+  console.error(ConnectError.from(error).message);
+  process.exit(1);
+}
