@@ -32,14 +32,14 @@ demo: ## Set everything up and ask a real model through gRPC
 test: ## Set everything up and run every test, in two halves at the same time
 	@scripts/setup.sh languages
 	@tokenwire demo-model
-	@$(MAKE) --jobs=2 test-simulated test-others
+	@$(MAKE) --jobs=2 test-half-1 test-half-2
 
-# Most of both is waiting for one engine or another to start.
-.PHONY: test-simulated test-others
-test-simulated:
-	@python -m pytest tests/simulated tests/languages
-test-others:
-	@python -m pytest tests/client tests/text tests/server tests/real
+# Most of both is waiting for one engine or another to start; they take about the same time.
+.PHONY: test-half-1 test-half-2
+test-half-1:
+	@python -m pytest tests/simulated tests/languages tests/client tests/text
+test-half-2:
+	@python -m pytest tests/server tests/real
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no engine
