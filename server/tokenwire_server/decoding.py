@@ -3,6 +3,7 @@
 gRPC's own answer is UNKNOWN with the exception's text, and a traceback in the log for every such request.
 """
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -80,7 +81,7 @@ def _writer(method: Any) -> Any:
             await _refuse(context)
         async with contextlib.aclosing(method(request, context)) as responses:
             async for response in responses:
-                await context.write(response)
+                await _write(context, response)
 
     return checked
 
@@ -95,9 +96,17 @@ def _requests(method: Any) -> Any:
     async def checked(requests: AsyncIterator[Any], context: _Context) -> None:
         async with contextlib.aclosing(method(read(requests, context), context)) as responses:
             async for response in responses:
-                await context.write(response)
+                await _write(context, response)
 
     return checked
+
+
+async def _write(context: _Context, response: Any) -> None:
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError:
+        # gRPC's word for a caller who has gone, where it has not cancelled the method yet; it would log a failure.
+        raise asyncio.CancelledError from None
 
 
 async def _refuse(context: _Context) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from harness import ServerProcess
+from harness import COMMAND, ServerProcess, run
 from harness.smg_gateway import smg_gateway
 from tokenwire import AsyncClient, SamplingParams
 from tokenwire.text import TextClient, TextTokenizer
@@ -160,3 +160,11 @@ async def test_a_refusal_names_what_is_wrong(gateway: Gateway) -> None:
         await response.aread()
     assert response.status_code == 400
     assert "sampling_params.n: must be 1 with greedy sampling" in response.json()["error"]["message"]
+
+
+def test_a_caller_who_leaves_in_the_middle_of_the_tokenizer_is_not_logged(server: ServerProcess) -> None:
+    grpcurl = f"{COMMAND.parent}/grpcurl -plaintext {server.address} vllm.grpc.engine.VllmEngine/GetTokenizer"
+    for _ in range(10):
+        # head takes the beginning and goes away, and grpcurl with it.
+        assert run(["bash", "-c", f"{grpcurl} 2>/dev/null | head -c 50"], timeout=60).stdout
+    assert "GetTokenizer" not in server.log

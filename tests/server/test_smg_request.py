@@ -136,6 +136,8 @@ def test_a_grammar_from_the_first_token() -> None:
             "sampling_params.truncate_prompt_tokens",
         ),
         (request({"logit_bias": {-1: 1.0}}), Reason.INVALID_FIELD, "sampling_params.logit_bias[-1]"),
+        # As large as VllmEngine's type allows, which ours does not.
+        (request({"top_k": 2**32 - 1}), Reason.INVALID_FIELD, "sampling_params.top_k"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
 import pytest
 from smg_grpc_proto import vllm_engine_pb2 as smg
 from smg_grpc_proto.generated import common_pb2
@@ -15,7 +16,7 @@ from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 from vllm.config import VllmConfig
 from vllm.v1.metrics.stats import PrefillStats
 
-from fake_engine import FakeEngineServer, collect, make_config, read, within
+from fake_engine import FakeEngineServer, collect, failure_of, make_config, read, within
 from harness.tokenizers import END, write_folder
 from tokenwire.text import TextTokenizer
 from tokenwire.v1 import generation_pb2 as pb
@@ -230,6 +231,14 @@ async def test_an_abort_while_stop_strings_are_looked_for(served: Served, encode
     await within(served.stub.Abort(smg.AbortRequest(request_ids=["a"])))
     [message] = await collect(call)
     assert message.complete.finish_reason == "abort"
+
+
+@pytest.mark.parametrize("stop", [[""], ["a"] * 1025, ["a" * 65_537], ["a" * 40_000, "b" * 40_000]], ids=len)
+async def test_stop_strings_that_are_refused(served: Served, stop: list[str]) -> None:
+    failure = await failure_of(served.generate(stop, stream=True).read())
+    assert failure.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert failure.fields[0].startswith("sampling_params.stop")
+    assert served.server.core.idle
 
 
 async def test_the_tokenizers_files(served: Served, folder: Path, tmp_path: Path) -> None:

@@ -88,18 +88,25 @@ def _fill_sampling(message: sampling_params_pb2.SamplingParams, params: Any) -> 
     _check_known(params, _KNOWN_SAMPLING, "sampling_params.")
     message.temperature = params.temperature if params.HasField("temperature") else 1.0
     for name in _SAME:
-        setattr(message, name, getattr(params, name))
+        _set(message, name, getattr(params, name))
     for name in _ONE_IF_ZERO:
-        setattr(message, name, getattr(params, name) or 1)
+        _set(message, name, getattr(params, name) or 1)
     for name in _SAME_IF_SET:
         if params.HasField(name):
-            setattr(message, name, getattr(params, name))
+            _set(message, name, getattr(params, name))
     message.stop_token_ids.extend(params.stop_token_ids)
     for token_id, bias in params.logit_bias.items():
         if token_id < 0:
             raise invalid_field(f"sampling_params.logit_bias[{token_id}]", "must be a token id, 0 or more")
         message.logit_bias[token_id] = bias
     _fill_constraint(message, params)
+
+
+def _set(message: sampling_params_pb2.SamplingParams, name: str, value: float) -> None:
+    try:
+        setattr(message, name, value)
+    except ValueError:  # VllmEngine's type may hold more
+        raise invalid_field(f"sampling_params.{name}", f"is out of range, got {value}") from None
 
 
 def _fill_constraint(message: sampling_params_pb2.SamplingParams, params: Any) -> None:

@@ -11,14 +11,23 @@ from tokenwire.text import TextAssembler, TextTokenizer
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server.errors import invalid_field
 
+_MAX_STRINGS = 1024
+_MAX_CHARACTERS = 65_536
+"""Of all together. Stop strings are looked for on the event loop, where a million of them would hold up all requests."""
+
 
 def check(params: Any) -> None:
     """Check the stop strings of VllmEngine's sampling parameters.
 
     Raises:
-        RequestError: one is empty, INVALID_FIELD.
+        RequestError: one is empty, or they are too many or too long, INVALID_FIELD.
 
     """
+    if len(params.stop) > _MAX_STRINGS or sum(map(len, params.stop)) > _MAX_CHARACTERS:
+        raise invalid_field(
+            "sampling_params.stop",
+            f"must hold at most {_MAX_STRINGS} strings of {_MAX_CHARACTERS} characters together",
+        )
     for position, stop in enumerate(params.stop):
         if not stop:
             raise invalid_field(f"sampling_params.stop[{position}]", "must not be empty")
