@@ -57,7 +57,7 @@ async def health(
 
 async def wait_ready(connection: Connection, service: str, timeout: float | None, metadata: Metadata | None) -> None:
     """Return when the service is SERVING, through refused and broken connections."""
-    last = "no answer"
+    last, unreachable = "no answer", None
     try:
         async with asyncio.timeout(timeout):
             while True:
@@ -66,13 +66,13 @@ async def wait_ready(connection: Connection, service: str, timeout: float | None
                         async for status in statuses:
                             if status is HealthStatus.SERVING:
                                 return
-                            last = f"it says {status.name}"
+                            last, unreachable = f"it says {status.name}", None
                 except (UnreachableError, UnavailableError) as error:
-                    last = str(error)
+                    last, unreachable = str(error), error
                 await asyncio.sleep(_RETRY_DELAY)
     except TimeoutError:
         message = f"{connection.target} is not ready after {timeout:g} s: {last}"
-        raise DeadlineExceededError(message, reason=Reason.DEADLINE_EXCEEDED) from None
+        raise DeadlineExceededError(message, reason=Reason.DEADLINE_EXCEEDED) from unreachable
 
 
 async def _watch(connection: Connection, service: str, metadata: Metadata | None) -> AsyncGenerator[HealthStatus]:

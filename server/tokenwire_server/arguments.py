@@ -42,7 +42,7 @@ def parse(argv: Sequence[str]) -> ServeArguments:
     A bad one ends the process with one line and exit code 2, a model that is not there with exit code 3.
     """
     parser = _parser()
-    options = parser.parse_args(list(argv))
+    options = parser.parse_args(list(argv), _unset())
     options.model = options.model_tag
     if (fault := _conflict(options)) is not None:
         parser.error(fault)
@@ -66,6 +66,12 @@ def parse(argv: Sequence[str]) -> ServeArguments:
         direct_path=options.direct_path,
         simulated=options.simulated_device is not None,
     )
+
+
+def _unset() -> argparse.Namespace:
+    """Return what our own options are where they are not given; None stands for ServerConfig's default."""
+    ours = {field.name: None for field in dataclasses.fields(ServerConfig)}
+    return argparse.Namespace(**ours, keep_tokenizer=False, simulated_device=None, direct_path=True)
 
 
 def _conflict(options: argparse.Namespace) -> str | None:
@@ -123,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve a model's engine over gRPC, tokens only. Every engine flag of `vllm serve` works here.",
     )
     parser.add_argument("model_tag", metavar="MODEL", help="Name or folder of the model")
-    group = parser.add_argument_group("tokenwire")
+    # vLLM's help adds every default by itself, and would call ours None: their help says what it is.
+    group = parser.add_argument_group("tokenwire", argument_default=argparse.SUPPRESS)
     default = ServerConfig()
     group.add_argument("--host", help=f"Interface to listen on (default: {default.host})")
     group.add_argument("--port", type=_port, help=f"TCP port; 0 lets the system choose (default: {default.port})")

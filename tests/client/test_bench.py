@@ -234,6 +234,14 @@ def test_concurrency_is_kept(server: Running) -> None:
     assert most == 3
 
 
+def test_a_token_is_sent(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    server.servicer.on_request = lambda context: seen.append(dict(context.invocation_metadata()).get("authorization"))
+    monkeypatch.setenv("TOKENWIRE_TARGET", server.address)
+    assert bench("--requests", "3", "--warmup", "0", "--token", "secret", "--json", "-").exit_code == 0
+    assert seen == ["Bearer secret"] * 3
+
+
 def test_target_is_down(server: Running) -> None:
     server.stop()
     result = bench(server.address)

@@ -206,6 +206,30 @@ def test_nobody_listens(command: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_waiting_for_nobody() -> None:
+    done = invoke("health", "--wait", "0.5", target="127.0.0.1:1")
+    assert done.exit_code == 3
+    assert "cannot reach 127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "4"], ["info"], ["info", "--json"], ["health"], ["abort", "live"]], ids=str
+)
+def test_a_full_disk_is_one_line(target: str, command: list[str]) -> None:
+    environment = os.environ | {"TOKENWIRE_TARGET": target}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [COMMAND, *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            check=False,
+            timeout=LIMIT,
+        )
+    assert (done.returncode, done.stderr) == (1, "tokenwire: cannot write the output: No space left on device\n")
+
+
 def test_the_token_is_sent(servicer: Servicer, target: str) -> None:
     for options in (["--token", "secret"], []):
         runner = CliRunner()

@@ -1,5 +1,6 @@
 """The command line of `tokenwire serve`."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -103,3 +104,14 @@ def test_a_number_that_makes_no_sense_is_one_line_and_exit_code_2(argv: list[str
     with pytest.raises(SystemExit) as caught:
         parse(argv)
     assert caught.value.code == 2
+
+
+def test_the_help_names_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help=all"])
+    text = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(ServerConfig):
+        option = text.partition(f" --{field.name.replace('_', '-')} ")[2].partition(" --")[0]
+        assert option.count("(default:") <= 1, option
+        assert "None" not in option
+    assert "(default: 50051)" in text

@@ -32,21 +32,21 @@ class Driver(Protocol):
     ) -> None: ...
 
 
-def driver(mode: Mode, target: str, sampling: Sampling) -> Driver:
-    """Make the mode's driver."""
+def driver(mode: Mode, client: AsyncClient, sampling: Sampling) -> Driver:
+    """Make the mode's driver, which closes the client."""
     kinds: dict[Mode, type[_Unary | _Stream | _Multiplex]] = {
         Mode.UNARY: _Unary,
         Mode.STREAM: _Stream,
         Mode.MULTIPLEX: _Multiplex,
     }
-    return kinds[mode](target, sampling)
+    return kinds[mode](client, sampling)
 
 
 class _Calls:
     """One call for each request."""
 
-    def __init__(self, target: str, sampling: Sampling) -> None:
-        self._client = AsyncClient(target)
+    def __init__(self, client: AsyncClient, sampling: Sampling) -> None:
+        self._client = client
         self._sampling = sampling
 
     async def __aenter__(self) -> Self:
@@ -92,8 +92,8 @@ class _Live:
 class _Multiplex:
     """All requests on one stream, read step by step."""
 
-    def __init__(self, target: str, sampling: Sampling) -> None:
-        self._client = AsyncClient(target)
+    def __init__(self, client: AsyncClient, sampling: Sampling) -> None:
+        self._client = client
         self._steps = self._client.multiplex_steps()
         self._sampling = sampling
         self._live: dict[int, _Live] = {}

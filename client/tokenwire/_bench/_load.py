@@ -69,11 +69,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class LoadRun:
     """One run. `report` may be called at any time."""
 
-    def __init__(self, target: str, workload: Workload, *, server_pid: int | None, caller_pid: int) -> None:
+    def __init__(
+        self, connect: Callable[[], AsyncClient], workload: Workload, *, server_pid: int | None, caller_pid: int
+    ) -> None:
+        """Make a run; `connect` makes clients of the server."""
         self.workload = workload
         self.records: list[RequestRecord] = []
         self.completed = 0
-        self._target = target
+        self._connect = connect
         self._info: EngineInfo | None = None
         self._pids = {"caller": caller_pid} | ({} if server_pid is None else {"server": server_pid})
         self._cpu: dict[str, float] = {}
@@ -87,11 +90,11 @@ class LoadRun:
             on_start: called when the measurement begins, after the warm-up.
 
         """
-        async with AsyncClient(self._target) as client:
+        async with self._connect() as client:
             self._info = await client.engine_info()
         self._check_length(self._info)
         requests = requests_of(self.workload, self._info.vocab_size or _FALLBACK_VOCABULARY)
-        async with driver(self.workload.mode, self._target, self._sampling) as sender:
+        async with driver(self.workload.mode, self._connect(), self._sampling) as sender:
             for _ in range(self.workload.warmup):
                 request = next(requests)
                 await sender.run(request, RequestRecord(len(request.prompt_token_ids)))
@@ -116,7 +119,7 @@ class LoadRun:
         # All of a unary answer comes at once: no first token that one could wait for.
         streamed = [] if self.workload.mode is Mode.UNARY else self.records
         return Report(
-            target=self._target,
+            target=self._connect().target,
             model=None if self._info is None else self._info.model,
             workload=self.workload,
             error=error,

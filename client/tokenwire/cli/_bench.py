@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tokenwire._bench._workload import Lengths, Mode, Workload
-from tokenwire._channel import DEFAULT_TARGET, check_target
 from tokenwire._errors import TokenwireError
+from tokenwire.cli._options import Connect, connect, with_options
 from tokenwire.cli._requires import requires
 
 if TYPE_CHECKING:
@@ -35,18 +35,14 @@ def _lengths(text: str) -> Lengths:
         raise typer.BadParameter(str(error)) from None
 
 
-def _target(text: str) -> str:
-    try:
-        return check_target(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
+@with_options("server", connect)
 def bench(
-    target: Annotated[
-        str, typer.Argument(callback=_target, help="The server: host:port or unix:/path.")
-    ] = DEFAULT_TARGET,
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="The server: host:port or unix:/path. [default: the one of --target]"),
+    ] = None,
     *,
+    server: Connect,
     mode: Annotated[Mode, typer.Option(help="The RPC that carries the requests.")] = Mode.STREAM,
     requests: Annotated[
         int | None,
@@ -109,9 +105,9 @@ def bench(
         from tokenwire._bench._load import LoadRun, WorkloadError
         from tokenwire._bench._usage import find_listener
     run = LoadRun(
-        target,
+        lambda: server(address),
         workload,
-        server_pid=find_listener(target) if server_pid is None else server_pid,
+        server_pid=find_listener(server(address).target) if server_pid is None else server_pid,
         caller_pid=os.getpid(),
     )
     try:

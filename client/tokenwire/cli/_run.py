@@ -1,6 +1,8 @@
 """How sub-commands that call a server run and end."""
 
 import asyncio
+import os
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -30,9 +32,17 @@ def run(main: Coroutine[Any, Any, None], *, interrupted: int = INTERRUPTED) -> N
         raise typer.Exit(interrupted) from None
     except TokenwireError as error:
         raise typer.Exit(report(error)) from None
+    except BrokenPipeError:
+        raise  # whoever read has enough, which typer ends quietly
+    except OSError as error:
+        typer.echo(f"tokenwire: cannot write the output: {error.strerror or error}", err=True)
+        # The interpreter would try once more at its end, and fail with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(FAILED) from None
 
 
 def report(error: TokenwireError) -> int:
     """Print an error as one line and give its exit code."""
     typer.echo(f"tokenwire: {' '.join(str(error).split())}", err=True)
-    return UNREACHABLE if isinstance(error, UnreachableError) else FAILED
+    # Where the time to wait for a server is over, the cause is what was in the way.
+    return UNREACHABLE if isinstance(error.__cause__ or error, UnreachableError) else FAILED

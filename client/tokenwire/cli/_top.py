@@ -121,7 +121,7 @@ def _rows(name: str, load: EngineLoad, changes: list[Rates]) -> list[Row]:
 def top(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET]...", help="Servers to watch. [default: the one of --target]"),
+        typer.Argument(metavar="TARGET", help="Servers to watch. [default: the one of --target]"),
     ] = None,
     *,
     server: Connect,

@@ -44,8 +44,7 @@ class TextTokenizer:
         try:
             pretrained = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # whatever the file makes of transformers and tokenizers
-            first_line = str(error).strip().partition("\n")[0]
-            message = f"cannot load a tokenizer from {folder}: {type(error).__name__}: {first_line}"
+            message = f"cannot load a tokenizer from {folder}: {type(error).__name__}: {' '.join(str(error).split())}"
             raise TokenizerError(message) from error
         if getattr(pretrained, "backend_tokenizer", None) is None:
             raise TokenizerError(f"the tokenizer in {folder} is of no kind that the tokenizers library can run")
