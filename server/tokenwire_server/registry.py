@@ -172,16 +172,18 @@ class Registry:
             remember_seconds: how long to remember ids that are not known; None means not at all.
 
         """
-        found = {i: live for i in request_ids if (live := self.find(caller, i)) is not None}
-        await self._abort(list(found.values()))
+        found: dict[str, LiveRequest] = {}
         outcomes: dict[str, AbortOutcome.ValueType] = {}
+        # Before it waits for the engine: a request that comes meanwhile is one that this abort has overtaken.
         for request_id in dict.fromkeys(request_ids):
-            live = found.get(request_id)
-            key = (caller.principal, request_id)
-            outcome = live.outcome if live is not None else self._outcomes.get(key)
-            if outcome is None:
-                outcome = self._unknown(key, remember_seconds)
-            outcomes[request_id] = outcome
+            if (live := self.find(caller, request_id)) is not None:
+                found[request_id] = live
+            else:
+                outcomes[request_id] = self._past((caller.principal, request_id), remember_seconds)
+        await self._abort(list(found.values()))
+        for request_id, live in found.items():
+            assert live.outcome is not None, "an abort settles what it finds"
+            outcomes[request_id] = live.outcome
         return [outcomes[request_id] for request_id in request_ids]
 
     def abort_soon(self, requests: Sequence[LiveRequest]) -> None:
@@ -241,7 +243,9 @@ class Registry:
                 self._idle.set_result(None)
         self._outcomes.put(live.key, outcome)
 
-    def _unknown(self, key: Key, remember_seconds: float | None) -> AbortOutcome.ValueType:
+    def _past(self, key: Key, remember_seconds: float | None) -> AbortOutcome.ValueType:
+        if (outcome := self._outcomes.get(key)) is not None:
+            return outcome
         if remember_seconds is None:
             return ABORT_OUTCOME_NOT_FOUND
         self._remembered.put(key, time.monotonic() + remember_seconds)

@@ -219,6 +219,23 @@ async def test_an_id_that_is_remembered_ends_on_arrival(server: FakeEngineServer
     assert (await within(server.generate(request_id="a"))).outputs[0].finish_reason == LENGTH
 
 
+async def test_an_abort_overtakes_also_what_comes_while_it_waits_for_the_engine(server: FakeEngineServer) -> None:
+    server.core.confirmation.clear()
+    live = server.generate(request_id="live")
+    await server.core.next_request()
+    abort = asyncio.create_task(server.abort("live", "late", remember_unknown_for=Duration(seconds=60)))
+    # The call's end shows that the abort waits.
+    await within(live)
+    assert not abort.done()
+    late = server.generate(request_id="late")
+    assert (await within(late)).outputs == [generation_pb2.SequenceOutput(finish_reason=ABORT)]
+    server.core.confirmation.set()
+    assert await within(abort) == [ABORT_OUTCOME_ABORTED, ABORT_OUTCOME_REMEMBERED]
+    # The memory is used up.
+    server.core.answer = [5]
+    assert (await within(server.generate(request_id="late"))).outputs[0].finish_reason == LENGTH
+
+
 async def test_a_memory_ends(server: FakeEngineServer) -> None:
     assert await server.abort("a", remember_unknown_for=Duration(nanos=1)) == [ABORT_OUTCOME_REMEMBERED]
     server.core.answer = [5]
