@@ -8,6 +8,9 @@ from tokenwire.v1 import generation_pb2, logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 from tokenwire_server.engine.outputs import LogprobColumns
 
+_VALUES_PER_EVENT = 10
+"""What a message of an accepted, ended or refused request counts as: it takes some 600 bytes, a value some 60."""
+
 
 class StepColumns:
     """What a stream's requests got since the last message."""
@@ -42,7 +45,8 @@ class StepColumns:
 
     def waiting(self) -> int:
         """Return the number of values gathered."""
-        return 2 * len(self._handles) + len(self._token_ids) + len(self._logprobs)
+        events = len(self.accepted) + len(self.finished) + len(self.rejected) + len(self.failed)
+        return 2 * len(self._handles) + len(self._token_ids) + len(self._logprobs) + _VALUES_PER_EVENT * events
 
     def add(self, handle: int, token_ids: Sequence[int], index: int = 0) -> None:
         """Append an entry."""

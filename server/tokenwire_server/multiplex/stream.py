@@ -17,6 +17,8 @@ from tokenwire_server.multiplex.pending import Pending
 from tokenwire_server.registry import LiveRequest, Registry
 from tokenwire_server.slow_readers import Reader
 
+_MAX_ABORT_HANDLES = 10_000
+"""Most handles of one abort, as of the ids of an Abort call, unless the stream may have more live requests."""
 _PAUSE_EVERY = 8
 """Submits after which the event loop gets a turn, so that a burst does not hold up running requests."""
 
@@ -94,6 +96,9 @@ class MultiplexStream(Reader):
     async def _read(self, actions: AsyncIterator[pb.MultiplexRequest]) -> None:
         count = 0
         async for action in actions:
+            if self._given_up is not None:
+                # Answers would heap up for a caller who does not read them.
+                return
             match action.WhichOneof("action"):
                 case "submit":
                     await self._submit(action.submit)
@@ -138,8 +143,6 @@ class MultiplexStream(Reader):
             reason = f"submit.handle: a live request of this stream has the handle {handle}; it goes on"
             violation = Violation("submit.handle", "must differ from the handles of all live requests of the stream")
             raise RequestError(Reason.HANDLE_IN_USE, reason, (violation,))
-        if self._given_up is not None:
-            raise self._given_up
         self._caller.check()
         self._check()
         if len(self._handles) >= self._max_requests:
@@ -150,6 +153,11 @@ class MultiplexStream(Reader):
             raise invalid_field("submit.input", "must be set")
 
     def _abort(self, abort: multiplex_pb2.MultiplexAbort) -> None:
+        most = max(_MAX_ABORT_HANDLES, self._max_requests)
+        if not 1 <= len(abort.handles) <= most:
+            # Each unknown one would be answered, and a message may name millions.
+            self._pending.reject(0, invalid_field("abort.handles", f"must name 1 to {most} handles"))
+            return
         requests = []
         for handle in abort.handles:
             sink = self._handles.get(handle)
@@ -159,8 +167,6 @@ class MultiplexStream(Reader):
                 self._pending.reject(handle, error)
             else:
                 requests.append(live)
-        if not abort.handles:
-            self._pending.reject(0, invalid_field("abort.handles", "must name at least one handle"))
         self._registry.abort_soon(requests)
 
     def _on_end(self, sink: HandleSink, finishes: list[multiplex_pb2.MultiplexFinish]) -> None:
