@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.multiplex_pb2 import MultiplexSubmit
-from tokenwire_server.access import tokens
+from tokenwire_server.access import files, tokens
 from tokenwire_server.access.files import AccessError
 from tokenwire_server.access.tokens import TokenFile
 from tokenwire_server.config import ServerConfig
@@ -234,6 +235,34 @@ async def test_a_new_token_is_picked_up_and_a_revoked_one_refused(server: FakeEn
     await asyncio.to_thread(new.replace, token_file)
     await until_let_in(server, BOB)
     assert (await failure_of(info(server.stub, bearer(ALICE)))).reason == "UNAUTHENTICATED"
+
+
+async def test_a_copy_that_kept_its_time_is_picked_up(server: FakeEngineServer, token_file: Path) -> None:
+    """`cp -p` and `rsync` make them. A new mode or owner, which may make a file readable at last, tells as little."""
+    before = await asyncio.to_thread(token_file.stat)
+    content = await asyncio.to_thread(token_file.read_text)
+    write(token_file, content.replace(BOB, BOB[::-1]))
+    os.utime(token_file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    await until_let_in(server, BOB[::-1])
+    assert (await failure_of(info(server.stub, bearer(BOB)))).reason == "UNAUTHENTICATED"
+
+
+async def test_a_file_that_goes_while_it_is_read_does_not_end_the_watch(
+    server: FakeEngineServer, token_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def read_and_remove(option: str, path: Path) -> bytes:
+        content = files.read(option, path)
+        path.unlink()
+        return content
+
+    monkeypatch.setattr(tokens, "read", read_and_remove)
+    write(token_file, "carol carol-token-0123456789\n")
+    await within(logged(caplog, "No such file"))
+    monkeypatch.setattr(tokens, "read", files.read)
+    write(token_file, f"bob {BOB}\n")
+    await until_let_in(server, BOB)
 
 
 async def test_a_multiplex_stream_of_a_revoked_token_takes_nothing_new(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 logger = logging.getLogger(__name__)
 
-State = tuple[tuple[int, int, int] | None, ...]
+State = tuple[tuple[int, ...] | None, ...]
 
 
 class AccessError(Exception):
@@ -15,16 +15,17 @@ class AccessError(Exception):
 
 
 def state(paths: Iterable[pathlib.Path]) -> State:
-    """Return what differs once one of the files has been written to, replaced or removed."""
+    """Return what differs once one of the files has been written to, replaced, removed or made readable."""
     return tuple(map(_state, paths))
 
 
-def _state(path: pathlib.Path) -> tuple[int, int, int] | None:
+def _state(path: pathlib.Path) -> tuple[int, ...] | None:
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    # The last one also tells of a new mode or owner, and of a copy that kept its original's time.
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def read(option: str, path: pathlib.Path) -> bytes:
@@ -42,5 +43,9 @@ def read(option: str, path: pathlib.Path) -> bytes:
 
 def warn_if_public(option: str, path: pathlib.Path) -> None:
     """Warn of a secret that every user of the machine can read."""
-    if path.stat().st_mode & stat.S_IROTH:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:  # it was there when it was read; whoever watches it looks again
+        return
+    if mode & stat.S_IROTH:
         logger.warning("%s %s can be read by every user of this machine; chmod o-r would end that", option, path)

@@ -6,7 +6,7 @@ import ssl
 
 import grpc
 
-from tokenwire_server.access.files import AccessError, read, state, warn_if_public
+from tokenwire_server.access.files import AccessError, State, read, state, warn_if_public
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class TlsFiles:
         logger.info("read the TLS files again")
         return configuration
 
-    def _find_state(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def _find_state(self) -> State:
         return state(path for path in (self._cert, self._key, self._client_ca) if path is not None)
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
