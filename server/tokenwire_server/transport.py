@@ -34,6 +34,8 @@ OPEN_SERVICES = {
 """Services that may be open to callers without a token, by their names among the options."""
 
 _MIN_PING_INTERVAL_MS = 5_000
+_PROBE_TIMEOUT = 1.0
+"""Seconds for a server that may listen on our UNIX socket to take a connection: one that is stopped takes none."""
 
 
 class Service(NamedTuple):
@@ -197,11 +199,14 @@ def _remove_stale_socket(path: pathlib.Path) -> None:
     except OSError as error:
         raise BindError(f"cannot listen on unix:{path}: {error.strerror}") from None
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_TIMEOUT)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
+        except (BlockingIOError, TimeoutError):
+            pass  # nobody takes the connection, but somebody listens
         except OSError as error:
             raise BindError(f"cannot listen on unix:{path}: {error.strerror or error}") from None
     raise BindError(f"cannot listen on unix:{path}: another server listens there")

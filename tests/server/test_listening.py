@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fake_engine import within
+from tokenwire_server import transport as transport_module
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.reception import Reception
 from tokenwire_server.service import EngineServicer
@@ -106,6 +107,20 @@ async def test_the_socket_of_a_live_server_is_left_alone(
     with pytest.raises(BindError, match="another server listens there"):
         await make(ServerConfig(uds=str(path))).start()
     assert await answers(first.address)
+
+
+async def test_the_socket_of_a_server_that_takes_no_connection_is_left_alone(
+    make: Callable[[ServerConfig], Transport], path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped in a debugger, for example; the start does not hang with it."""
+    monkeypatch.setattr(transport_module, "_PROBE_TIMEOUT", 0.01)
+    with socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as waiting:
+        stopped.bind(str(path))
+        stopped.listen(0)
+        waiting.connect(str(path))
+        with pytest.raises(BindError, match="another server listens there"):
+            await make(ServerConfig(uds=str(path))).start()
+        assert path.is_socket()  # noqa: ASYNC240  # nothing else runs meanwhile
 
 
 @pytest.fixture
