@@ -28,6 +28,7 @@ from tokenwire_server.transport import BindError, Transport
 
 logger = logging.getLogger(__name__)
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STATS_INTERVAL = 10.0
 """Seconds between vLLM's statistics lines, as in `vllm serve`."""
 _END_GRACE = 2.0
@@ -130,19 +131,22 @@ class Server:
             await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
             await transport.set_serving(False)
             if watch.done():
-                return await self._after_death(watch.result(), transport, registry)
+                stats.cancel()
+                return await self._after_death(watch.result(), transport, engine, registry)
             await self._drain(transport, registry)
             return ExitCode.OK
         finally:
             for task in (stats, watch, readers, stop):
                 task.cancel()
 
-    async def _after_death(self, death: Death, transport: Transport, registry: Registry) -> int:
+    async def _after_death(self, death: Death, transport: Transport, engine: Engine, registry: Registry) -> int:
         logger.error("%s", death.value)
         self._reception.engine_died()
         registry.fail_all(engine_dead())
         if self._config.stay_after_engine_death:
             logger.error("staying up to say so; a stop signal ends the process")
+            # One that hangs would keep its device, and work on for nobody once it wakes up.
+            await engine.close()
             await self._stop.wait()
         await transport.stop(_END_GRACE)
         return ExitCode.ENGINE_DIED
@@ -167,13 +171,12 @@ class Server:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ import uvloop
 
 from tokenwire_server import arguments, loading
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.lifecycle import Server
+from tokenwire_server.lifecycle import STOP_SIGNALS, Server
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +31,12 @@ def main(argv: Sequence[str]) -> int:
         )
 
     async def run() -> int:
-        return await Server(options.server, options.engine.model, load).run()
+        try:
+            return await Server(options.server, options.engine.model, load).run()
+        finally:
+            # Everything has ended; a further one would take the exit code's place while the interpreter ends.
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
     code = uvloop.run(run())
     if loading.is_running():
