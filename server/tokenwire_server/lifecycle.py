@@ -115,7 +115,7 @@ class Server:
                 orphans.release()
             else:
                 # What vLLM leaves of a load that has failed.
-                orphans.end_descendants(force=True)
+                load.kill_processes()
 
     async def _serve(self, transport: Transport, engine: Engine) -> int:
         registry = Registry(engine, self._config.max_requests_per_client)

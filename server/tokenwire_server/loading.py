@@ -37,6 +37,7 @@ class Loading:
 
         """
         self._build = build
+        self._others = orphans.children()
         self._loop = asyncio.get_running_loop()
         self._built: asyncio.Future[Engine] = self._loop.create_future()
         # Not one of the event loop's own threads, for which the loop's end would wait.
@@ -84,7 +85,7 @@ class Loading:
         """End a load that is not done, within seconds: by force where it does not end by itself."""
         begin = time.monotonic()
         while not self._built.done() and time.monotonic() - begin < _LIMIT:
-            orphans.end_descendants(force=time.monotonic() - begin > _GRACE)
+            self._end_processes(force=time.monotonic() - begin > _GRACE)
             await asyncio.wait({self._built}, timeout=_INTERVAL)
         if not self._built.done():
             logger.warning("the load does not end; the process ends without it")
@@ -92,6 +93,13 @@ class Loading:
             return
         with contextlib.suppress(BaseException):
             await asyncio.to_thread(self._built.result().shutdown)
+
+    def kill_processes(self) -> None:
+        """Kill what is left of the load's processes."""
+        self._end_processes(force=True)
+
+    def _end_processes(self, *, force: bool) -> None:
+        orphans.end_descendants(force=force, spare=self._others)
 
 
 def is_running() -> bool:

@@ -1,6 +1,9 @@
 """The load of an engine that does not get to its end."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -20,7 +23,7 @@ from tokenwire_server.loading import Loading
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """With what force processes have been ended: these tests' process has others' children."""
     forces: list[bool] = []
-    monkeypatch.setattr(orphans, "end_descendants", lambda *, force: forces.append(force))
+    monkeypatch.setattr(orphans, "end_descendants", lambda *, force, **_: forces.append(force))
     return forces
 
 
@@ -102,3 +105,17 @@ async def test_a_load_that_does_not_end_is_ended_by_force_and_then_left(
     go_on.set()
     while loading.is_running():  # noqa: ASYNC110  # it has no event
         await asyncio.sleep(0.01)
+
+
+def test_the_children_of_the_script_that_started_the_server_are_spared() -> None:
+    """`exporter & exec tokenwire serve MODEL` makes the exporter a child of the server."""
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as exporter:
+        assert exporter.stdout is not None
+        exporter.stdout.readline()
+        others = orphans.children()
+        with subprocess.Popen(command) as worker:
+            orphans.end_descendants(force=True, spare=others)
+            assert worker.wait(10) == -signal.SIGKILL
+        assert exporter.poll() is None
+        exporter.kill()

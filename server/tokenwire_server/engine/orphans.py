@@ -13,6 +13,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+from collections.abc import Collection
 
 import psutil
 
@@ -32,9 +33,25 @@ def release() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-def end_descendants(*, force: bool) -> None:
-    """Tell all processes that descend from this one to end, without waiting; with `force` they have no choice."""
-    for process in psutil.Process().children(recursive=True):
+def children() -> frozenset[psutil.Process]:
+    """Return this process's children: before a load they are those of the script that became this process."""
+    return frozenset(psutil.Process().children())
+
+
+def end_descendants(*, force: bool, spare: Collection[psutil.Process]) -> None:
+    """Tell all processes that descend from this one to end, without waiting.
+
+    Args:
+        force: whether they have no choice.
+        spare: children of this one that go on, with their descendants.
+
+    """
+    found: list[psutil.Process] = []
+    for child in children().difference(spare):
+        found.append(child)
+        with contextlib.suppress(psutil.Error):
+            found += child.children(recursive=True)
+    for process in found:
         with contextlib.suppress(psutil.Error):
             # Python's own, which removes the others' shared memory after their end, and then ends too.
             if any("resource_tracker" in argument for argument in process.cmdline()):
