@@ -91,7 +91,10 @@ soak: export TOKENWIRE_SOAK_SECONDS ?= 600
 soak: export TOKENWIRE_SOAK_STREAMS ?= 50000
 soak: export TOKENWIRE_SOAK_EXAMPLES ?= 5000
 soak: setup ## Run the long tests: chaos for ten minutes, 50,000 streams that are left, random bytes (about half an hour)
-	@python -m pytest tests/simulated/test_chaos.py tests/simulated/test_memory.py tests/server/test_fuzz_bytes.py tests/server/test_fuzz_messages.py
+	@python -m pytest tests/simulated/test_chaos.py
+# In a process of its own, whose memory nothing else has used.
+	@python -m pytest tests/simulated/test_memory.py
+	@python -m pytest tests/server/test_fuzz_bytes.py tests/server/test_fuzz_messages.py
 
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches; the demo model's cache stays

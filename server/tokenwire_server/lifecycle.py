@@ -19,7 +19,7 @@ from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine import orphans
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, engine_dead
-from tokenwire_server.liveness import Death, wait_for_death
+from tokenwire_server.liveness import Death, has_died, wait_for_death
 from tokenwire_server.loading import Loading
 from tokenwire_server.reception import Reception
 from tokenwire_server.registry import Registry
@@ -133,7 +133,10 @@ class Server:
             if watch.done():
                 stats.cancel()
                 return await self._after_death(watch.result(), transport, engine, registry)
-            await self._drain(transport, registry)
+            death = await self._drain(watch, engine, registry)
+            if death is not None:
+                return await self._after_death(death, transport, engine, registry)
+            await transport.stop(_END_GRACE)
             return ExitCode.OK
         finally:
             for task in (stats, watch, readers, stop):
@@ -151,7 +154,8 @@ class Server:
         await transport.stop(_END_GRACE)
         return ExitCode.ENGINE_DIED
 
-    async def _drain(self, transport: Transport, registry: Registry) -> None:
+    async def _drain(self, watch: "asyncio.Task[Death]", engine: Engine, registry: Registry) -> Death | None:
+        """End all requests, and tell the engine's death where it comes first."""
         self._reception.refuse_new()
         if len(registry):
             logger.info(
@@ -161,12 +165,16 @@ class Server:
             )
         idle = asyncio.create_task(registry.idle())
         now = asyncio.create_task(self._stop_now.wait())
-        await asyncio.wait({idle, now}, timeout=self._config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({idle, now, watch}, timeout=self._config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
         now.cancel()
+        if watch.done():
+            return watch.result()
+        if has_died(engine):  # which has ended the requests before the watch saw it
+            return Death.DIED
         if aborted := await registry.abort_all():
             logger.warning("aborted %d requests that had not finished", aborted)
-        await transport.stop(_END_GRACE)
+        return None
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

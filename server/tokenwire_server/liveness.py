@@ -21,6 +21,15 @@ class Death(Enum):
     HUNG = "the engine does not answer; it counts as dead (--engine-timeout)"
 
 
+def has_died(engine: Engine) -> bool:
+    """Return whether the engine is known to have died."""
+    try:
+        engine.check_alive()
+    except RequestError:
+        return True
+    return False
+
+
 async def wait_for_death(engine: Engine, timeout: float) -> Death:  # noqa: ASYNC109  # it limits the engine, not this
     """Wait until the engine has died or hangs.
 
@@ -34,9 +43,7 @@ async def wait_for_death(engine: Engine, timeout: float) -> Death:  # noqa: ASYN
     asked = time.monotonic()
     try:
         while True:
-            try:
-                engine.check_alive()
-            except RequestError:
+            if has_died(engine):
                 return Death.DIED
             now = time.monotonic()
             if probe is None or probe.done():

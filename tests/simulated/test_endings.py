@@ -119,10 +119,14 @@ async def test_a_killed_engine_fails_every_request_and_ends_the_server(tmp_path:
         await check_ended(simulated, ENGINE_DIED)
 
 
-async def test_an_exception_in_a_step_is_the_engines_death(tmp_path: Path) -> None:
-    async with running(tmp_path, "step_ms=10,fail_at_step=50") as (simulated, channel):
-        await check_all_failed(await start_three(EngineServiceStub(channel), simulated))
+async def test_an_exception_in_a_step_is_the_engines_death_also_while_the_server_drains(tmp_path: Path) -> None:
+    async with running(tmp_path, "step_ms=10,fail_at_step=300") as (simulated, channel):
+        calls = await start_three(EngineServiceStub(channel), simulated)
+        simulated.server.send(signal.SIGTERM)
+        await check_all_failed(calls)
         await check_ended(simulated, ENGINE_DIED)
+        log = simulated.server.log
+        assert 0 < log.index("draining: 3 requests") < log.index("the engine has died")
 
 
 async def test_a_hanging_engine_counts_as_dead_and_a_server_may_stay(tmp_path: Path) -> None:

@@ -61,9 +61,10 @@ class MultiplexAbort(_message.Message):
     HANDLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The requests' handles, at least one. Each live one ends with ABORT; one that
-        is not live is answered by a rejection with the reason UNKNOWN_HANDLE, which
-        is harmless where the abort crossed the finish.
+        """The requests' handles, 1 to 10000, or as many as the stream may have live
+        requests where that is more. Each live one ends with ABORT; one that is not
+        live is answered by a rejection with the reason UNKNOWN_HANDLE, which is
+        harmless where the abort crossed the finish.
         """
 
     def __init__(
