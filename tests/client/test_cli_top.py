@@ -86,8 +86,7 @@ def test_lines_of_json(target: str) -> None:
     for look in (second, third):
         assert known.items() <= look.items()
         assert look["prefix_cache_hit_rate"] == 0.5
-        # The looks are at least an interval apart.
-        assert 0 < look["generation_tokens_per_second"] <= 1000
+        assert look["generation_tokens_per_second"] > 0
         assert look["prompt_tokens_per_second"] == pytest.approx(4 * look["generation_tokens_per_second"])
 
 
