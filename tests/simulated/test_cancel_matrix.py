@@ -13,14 +13,12 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 
-import grpc.aio
 import pytest
 
 from harness import departures
 from harness.departures import LONG, MAX_LOGPROBS, MAX_TOKENS, SHORT, Cell, Rpc, State, Way
 from harness.simulated import Simulated, generation_input, serving, submit, until, within
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1 import multiplex_pb2
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
 pytestmark = pytest.mark.simulated
@@ -31,20 +29,10 @@ STEP_TOKENS = 16
 _numbers = itertools.count()
 
 
-async def id_is_taken(channel: grpc.aio.Channel, request_id: str) -> bool:
-    """Ask whether the server has a live request of an id. What asks leaves the engine before the answer."""
-    call = EngineServiceStub(channel).Multiplex()
-    prompt = SHORT[:1]
-    await call.write(submit(1, generation_input(request_id, prompt, max_tokens=1)))
-    await call.write(pb.MultiplexRequest(abort=multiplex_pb2.MultiplexAbort(handles=[1])))
-    await call.done_writing()
-    steps = [message.step async for message in call]
-    return any(rejected.status.reason == "DUPLICATE_REQUEST_ID" for step in steps for rejected in step.rejected)
-
-
-async def until_taken(channel: grpc.aio.Channel, request_id: str, *, taken: bool) -> None:
+async def until_waiting(stub: EngineServiceStub, count: int) -> None:
+    """Wait until that many requests wait for a place."""
     async with asyncio.timeout(30):
-        while await id_is_taken(channel, request_id) is not taken:  # noqa: ASYNC110  # the server has no event for it
+        while (await stub.GetLoad(pb.GetLoadRequest())).load.ranks[0].num_waiting_reqs != count:  # noqa: ASYNC110  # the server has no event for it
             await asyncio.sleep(0.01)
 
 
@@ -58,15 +46,14 @@ async def check_queued_cell(cell: Cell, way: Way, places: int) -> None:
         if fillers:
             await cell.simulated.running(*fillers)
         async with way(cell) as leave:
-            # The engine has it, the device does not: nothing to look at but what the caller of a second one is told.
-            await until_taken(channel, cell.request_id, taken=True)
+            # The engine has it, the device does not.
+            await until_waiting(stub, 1)
             await leave()
-            await until_taken(channel, cell.request_id, taken=False)
+            await until_waiting(stub, 0)
             filling.cancel()
             await cell.simulated.gone(*fillers)
             await within(stub.Generate(pb.GenerateRequest(input=generation_input("next", max_tokens=3))))
-    # Those that asked had a prompt of one token.
-    assert all(step.computes(cell.request_id) <= 1 for step in cell.simulated.steps())
+    assert not any(step.computes(cell.request_id) for step in cell.simulated.steps())
 
 
 async def check_unstarted_cell(cell: Cell, way: Way) -> None:
