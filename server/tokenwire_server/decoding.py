@@ -75,13 +75,10 @@ def _coroutine(method: Any) -> Any:
 
 
 def _writer(method: Any) -> Any:
-    # In place of gRPC's own loop over the method's messages, not around it: another generator would cost each message.
     async def checked(request: Any, context: _Context) -> None:
         if request is _MALFORMED:
             await _refuse(context)
-        async with contextlib.aclosing(method(request, context)) as responses:
-            async for response in responses:
-                await _write(context, response)
+        await _write_all(context, method(request, context))
 
     return checked
 
@@ -94,19 +91,20 @@ def _requests(method: Any) -> Any:
             yield request
 
     async def checked(requests: AsyncIterator[Any], context: _Context) -> None:
-        async with contextlib.aclosing(method(read(requests, context), context)) as responses:
-            async for response in responses:
-                await _write(context, response)
+        await _write_all(context, method(read(requests, context), context))
 
     return checked
 
 
-async def _write(context: _Context, response: Any) -> None:
-    try:
-        await context.write(response)
-    except grpc.aio.InternalError:
-        # gRPC's word for a caller who has gone, where it has not cancelled the method yet; it would log a failure.
-        raise asyncio.CancelledError from None
+async def _write_all(context: _Context, messages: AsyncGenerator[Any, None]) -> None:
+    """Write a method's messages, in place of gRPC's own loop: a generator around it would cost each message."""
+    async with contextlib.aclosing(messages) as responses:
+        async for response in responses:
+            try:
+                await context.write(response)
+            except grpc.aio.InternalError:
+                # gRPC's word for a caller who has gone, where it has not cancelled the method yet; it would log a failure.
+                raise asyncio.CancelledError from None
 
 
 async def _refuse(context: _Context) -> NoReturn:

@@ -130,11 +130,9 @@ class Server:
         try:
             await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
             await transport.set_serving(False)
-            if watch.done():
-                stats.cancel()
-                return await self._after_death(watch.result(), transport, engine, registry)
-            death = await self._drain(watch, engine, registry)
+            death = watch.result() if watch.done() else await self._drain(watch, engine, registry)
             if death is not None:
+                stats.cancel()
                 return await self._after_death(death, transport, engine, registry)
             await transport.stop(_END_GRACE)
             return ExitCode.OK

@@ -6,6 +6,7 @@ import grpc
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
+from tokenwire.v1.engine_load_pb2 import EngineLoad
 from tokenwire_server import errors, trace_headers
 from tokenwire_server.access import caller
 from tokenwire_server.call import Call
@@ -21,6 +22,12 @@ class Serving(NamedTuple):
 
     engine: Engine
     registry: Registry
+
+    def load(self) -> EngineLoad:
+        """Say how busy the server is."""
+        load = self.engine.load()
+        load.num_live_requests = len(self.registry)
+        return load
 
 
 class Reception:

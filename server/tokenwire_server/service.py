@@ -98,10 +98,7 @@ class EngineServicer(EngineServiceServicer):
     ) -> pb.GetLoadResponse:
         """Say how busy the engine is."""
         async with errors.boundary(context, "GetLoad"):
-            serving = self._reception.ready()
-            load = serving.engine.load()
-            load.num_live_requests = len(serving.registry)
-            return pb.GetLoadResponse(load=load)
+            return pb.GetLoadResponse(load=self._reception.ready().load())
 
     def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, context: _Context, *, stream: bool) -> Call:
         if not request.HasField("input"):

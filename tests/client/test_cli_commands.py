@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +15,13 @@ import pytest
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from typer.testing import CliRunner, Result
 
+from harness import COMMAND
 from harness.terminal import Terminal
 from harness.tokenizers import byte_level, write_folder
 from tokenwire.cli import app
 from tokenwire.v1 import engine_info_pb2, generation_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 
-COMMAND = Path(sys.executable).with_name("tokenwire")
 LIMIT = 30.0
 TOKENIZER = byte_level()
 ANSWER = TOKENIZER.encode("There are 27 member states. END of it").ids

@@ -2,21 +2,18 @@
 
 import json
 import signal
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
+from harness import COMMAND
 from harness.terminal import Terminal
 from tokenwire.cli import app
 from tokenwire.v1 import engine_load_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
-
-COMMAND = Path(sys.executable).with_name("tokenwire")
 
 
 class Servicer:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from harness.server import ServerProcess
+from tokenwire.v1 import engine_load_pb2, generation_pb2, multiplex_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1 import generation_pb2, multiplex_pb2
+from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
 from tokenwire_server.simulated_device import step_log, write_model_folder
 from tokenwire_server.simulated_device.step_log import Step
@@ -43,6 +44,22 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(_LIMIT):
         while not condition():  # noqa: ASYNC110  # what it looks at is a file
             await asyncio.sleep(_POLL)
+
+
+async def load_of(stub: EngineServiceStub) -> engine_load_pb2.EngineLoad:
+    """Ask for the load."""
+    response: pb.GetLoadResponse = await within(stub.GetLoad(pb.GetLoadRequest()))
+    return response.load
+
+
+async def load_when(
+    stub: EngineServiceStub, condition: Callable[[engine_load_pb2.EngineLoad], bool]
+) -> engine_load_pb2.EngineLoad:
+    """Ask for the load until it is as wanted, with a limit."""
+    async with asyncio.timeout(30):
+        while not condition(load := await load_of(stub)):  # noqa: ASYNC110  # what it looks at is the server's
+            await asyncio.sleep(0.01)
+    return load
 
 
 class Simulated:

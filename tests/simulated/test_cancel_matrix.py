@@ -9,7 +9,6 @@ A cell is one test: way x RPC x state, all on one server. These cells would make
 FIELD_LOG 6, 36, 37, 43, 55.
 """
 
-import asyncio
 import itertools
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ import pytest
 
 from harness import departures
 from harness.departures import LONG, MAX_LOGPROBS, MAX_TOKENS, SHORT, Cell, Rpc, State, Way
-from harness.simulated import Simulated, generation_input, serving, submit, until, within
+from harness.simulated import Simulated, generation_input, load_when, serving, submit, until, within
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
@@ -31,9 +30,7 @@ _numbers = itertools.count()
 
 async def until_waiting(stub: EngineServiceStub, count: int) -> None:
     """Wait until that many requests wait for a place."""
-    async with asyncio.timeout(30):
-        while (await stub.GetLoad(pb.GetLoadRequest())).load.ranks[0].num_waiting_reqs != count:  # noqa: ASYNC110  # the server has no event for it
-            await asyncio.sleep(0.01)
+    _ = await load_when(stub, lambda load: load.ranks[0].num_waiting_reqs == count)
 
 
 async def check_queued_cell(cell: Cell, way: Way, places: int) -> None:

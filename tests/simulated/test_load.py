@@ -1,41 +1,19 @@
 """GetLoad: what it counts, on a server that may have served others before. Totals are compared before and after."""
 
-import asyncio
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import grpc.aio
 import pytest
 
 import tokenwire
-from harness.simulated import Simulated, generation_input, read_to_end, until, within
+from harness import COMMAND, run
+from harness.simulated import Simulated, generation_input, load_of, load_when, read_to_end, until, within
 from tokenwire.v1 import engine_load_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
 # The first test pays for the start.
 pytestmark = pytest.mark.timeout(240)
-
-COMMAND = Path(sys.executable).with_name("tokenwire")
-
-
-async def load_of(stub: EngineServiceStub) -> engine_load_pb2.EngineLoad:
-    response: pb.GetLoadResponse = await within(stub.GetLoad(pb.GetLoadRequest()))
-    return response.load
-
-
-async def load_when(
-    stub: EngineServiceStub, condition: Callable[[engine_load_pb2.EngineLoad], bool]
-) -> engine_load_pb2.EngineLoad:
-    """Ask until the answer is as wanted, with a limit."""
-    async with asyncio.timeout(60):
-        while not condition(load := await load_of(stub)):  # noqa: ASYNC110  # what it looks at is the server's
-            await asyncio.sleep(0.01)
-    return load
 
 
 async def idle(stub: EngineServiceStub) -> engine_load_pb2.RankLoad:
@@ -106,12 +84,11 @@ async def test_top_shows_a_busy_server(simulated: Simulated, channel: grpc.aio.C
     stub = EngineServiceStub(channel)
     call = stub.GenerateStream(pb.GenerateStreamRequest(input=generation_input("watched", max_tokens=7000)))
     await within(call.read())
-    environment = os.environ | {"TOKENWIRE_TARGET": simulated.address}
-    command: list[str | Path] = [COMMAND, "top", "--interval", "0.3", "--count", "3"]
-    printed = subprocess.run(  # noqa: ASYNC221  # the server is another process
-        [*command, "--json"], env=environment, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    first, *looks = [json.loads(line) for line in printed.splitlines()]
+    finished = run(
+        [COMMAND, "top", "--target", simulated.address, "--interval", "0.3", "--count", "3", "--json"], timeout=60
+    )
+    assert finished.exit_code == 0, finished.stderr
+    first, *looks = [json.loads(line) for line in finished.stdout.splitlines()]
     assert first["generation_tokens_per_second"] is None
     assert len(looks) == 2
     for look in looks:

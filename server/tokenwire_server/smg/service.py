@@ -109,10 +109,9 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
     async def GetLoads(self, request: Any, context: _Context) -> Any:
         """Say how busy the engine is."""
         async with errors.boundary(context, "GetLoads"):
-            engine, registry = self._reception.ready()
-            load = engine.load()
-            load.num_live_requests = len(registry)
-            return self._loads.response(engine.info(), load, request.dp_rank if request.HasField("dp_rank") else None)
+            serving = self._reception.ready()
+            rank = request.dp_rank if request.HasField("dp_rank") else None
+            return self._loads.response(serving.engine.info(), serving.load(), rank)
 
     async def GetTokenizer(self, request: Any, context: _Context) -> AsyncIterator[Any]:  # noqa: ARG002  # as above
         """Send the tokenizer's files, a ZIP archive in parts; the last one has its SHA-256."""
