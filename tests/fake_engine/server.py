@@ -14,13 +14,13 @@ from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
-from tokenwire_server import smg
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.reception import Reception
-from tokenwire_server.registry import Registry
-from tokenwire_server.service import EngineServicer
-from tokenwire_server.transport import Transport
+from tokenwire_server.requests.reception import Reception
+from tokenwire_server.requests.registry import Registry
+from tokenwire_server.services import smg
+from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.transport.server import Transport
 
 _T = TypeVar("_T")
 _LIMIT = 10.0

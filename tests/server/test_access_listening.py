@@ -14,13 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fake_engine import within
 from harness.certificates import Authority
-from tokenwire_server.arguments import parse
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.lifecycle import ExitCode, Server
-from tokenwire_server.reception import Reception
-from tokenwire_server.service import EngineServicer
-from tokenwire_server.transport import BindError, Transport
+from tokenwire_server.process.arguments import parse
+from tokenwire_server.process.server import ExitCode, Server
+from tokenwire_server.requests.reception import Reception
+from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.transport.server import BindError, Transport
 
 TOKEN = "alice-token-0123456789"  # noqa: S105  # of the tests
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # what the warnings are about

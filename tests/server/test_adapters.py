@@ -9,9 +9,9 @@ from vllm.lora.request import LoRARequest
 
 from fake_engine import FakeEngineCore, FakeEngineServer, failure_of, make_config, make_llm, within
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire_server.arguments import parse
 from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.engine import Engine
+from tokenwire_server.process.arguments import parse
 
 
 @pytest.fixture

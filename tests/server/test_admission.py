@@ -15,7 +15,7 @@ from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.generation_pb2 import FINISH_REASON_ABORT, GenerationInput
 from tokenwire.v1.multiplex_pb2 import MultiplexSubmit
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
-from tokenwire_server.engine import request as conversion
+from tokenwire_server.conversion import request as conversion
 
 RETRY = (grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", 1.0)
 

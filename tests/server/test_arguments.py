@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tokenwire_server.arguments import parse
 from tokenwire_server.config import ServerConfig
+from tokenwire_server.process.arguments import parse
 
 
 def test_a_model_alone_gets_every_default() -> None:

@@ -30,9 +30,9 @@ def test_serve_hands_every_argument_over_untouched(monkeypatch: pytest.MonkeyPat
         received.append(argv)
         return 7
 
-    module = ModuleType("tokenwire_server.main")
+    module = ModuleType("tokenwire_server.process.main")
     module.main = main  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tokenwire_server.main", module)
+    monkeypatch.setitem(sys.modules, "tokenwire_server.process.main", module)
     assert CliRunner().invoke(app, ["serve", *arguments]).exit_code == 7
     assert received == [arguments]
 

@@ -10,11 +10,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fake_engine import within
-from tokenwire_server import transport as transport_module
 from tokenwire_server.config import ServerConfig
-from tokenwire_server.reception import Reception
-from tokenwire_server.service import EngineServicer
-from tokenwire_server.transport import BindError, Transport
+from tokenwire_server.requests.reception import Reception
+from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.transport import server as transport_module
+from tokenwire_server.transport.server import BindError, Transport
 
 
 @pytest.fixture

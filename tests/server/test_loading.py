@@ -12,11 +12,10 @@ from vllm.config import VllmConfig
 
 from fake_engine import FakeEngineCore, make_llm, within
 from tokenwire._contract import Reason
-from tokenwire_server import loading
-from tokenwire_server.engine import orphans
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError
-from tokenwire_server.loading import Loading
+from tokenwire_server.process import loading, orphans
+from tokenwire_server.process.loading import Loading
 
 
 @pytest.fixture

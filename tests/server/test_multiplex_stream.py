@@ -13,7 +13,7 @@ from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.multiplex_pb2 import MultiplexAbort, MultiplexSubmit
 from tokenwire_server.access.caller import Caller
 from tokenwire_server.errors import RequestError
-from tokenwire_server.multiplex.stream import MultiplexStream
+from tokenwire_server.services.multiplex.stream import MultiplexStream
 
 WITHOUT_INPUT = pb.MultiplexRequest(submit=MultiplexSubmit(handle=1))
 

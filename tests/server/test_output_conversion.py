@@ -17,8 +17,8 @@ from fake_engine import FakeEngineServer, collect, failure_of, read, within
 from tokenwire.v1 import engine_service_pb2 as pb_service
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.engine_service_pb2 import GenerateResponse
-from tokenwire_server import responses
-from tokenwire_server.engine.outputs import to_chunk
+from tokenwire_server.conversion.outputs import to_chunk
+from tokenwire_server.services import responses
 
 
 def output(*completions: CompletionOutput, finished: bool = True, **values: Any) -> RequestOutput:

@@ -14,7 +14,7 @@ from tokenwire.v1.engine_service_pb2 import (
 )
 from tokenwire_server.access.caller import Caller
 from tokenwire_server.engine.sink import CallSink
-from tokenwire_server.recent import Recent
+from tokenwire_server.requests.fair_cache import Recent
 
 
 def test_a_new_value_is_the_newest_and_the_oldest_goes() -> None:

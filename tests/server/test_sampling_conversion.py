@@ -14,7 +14,7 @@ from fake_engine import FakeEngineServer, failure_of, make_config, within
 from fake_engine.core import EOS, MAX_MODEL_LEN
 from tokenwire.v1 import sampling_params_pb2 as pb
 from tokenwire.v1.generation_pb2 import GenerationInput
-from tokenwire_server.engine.request import to_engine
+from tokenwire_server.conversion.request import to_engine
 
 IDS = pb.TokenIds(token_ids=[7, 5])
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokenwire_server import slow_readers
 from tokenwire_server.errors import RequestError
-from tokenwire_server.slow_readers import Reader, SlowReaders
+from tokenwire_server.requests import slow_readers
+from tokenwire_server.requests.slow_readers import Reader, SlowReaders
 
 TIMEOUT = 60.0
 NOW = 1_000_000.0

@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from fake_engine import FakeEngineServer, make_config, within
 from tokenwire.v1 import engine_info_pb2, engine_load_pb2
 from tokenwire_server.config import ServerConfig
-from tokenwire_server.smg.loads import Loads
+from tokenwire_server.services.smg.loads import Loads
 
 SMG = ServerConfig(port=0, smg=True)
 

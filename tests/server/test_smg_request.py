@@ -11,8 +11,8 @@ from tokenwire._contract import Reason
 from tokenwire.v1 import sampling_params_pb2 as pb
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire_server.errors import RequestError, Violation
-from tokenwire_server.smg.faults import renamed
-from tokenwire_server.smg.request import fill
+from tokenwire_server.services.smg.faults import renamed
+from tokenwire_server.services.smg.request import fill
 
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,

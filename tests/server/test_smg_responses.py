@@ -8,8 +8,8 @@ from smg_grpc_proto import vllm_engine_pb2 as smg
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.logprobs_pb2 import Logprobs, PromptLogprobs
-from tokenwire_server.engine.outputs import Chunk, Closing
-from tokenwire_server.smg.responses import Answer
+from tokenwire_server.conversion.outputs import Chunk, Closing
+from tokenwire_server.services.smg.responses import Answer
 
 STOP, LENGTH, ABORT = pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_ABORT
 

@@ -21,8 +21,8 @@ from vllm.v1.metrics.stats import PrefillStats
 
 from fake_engine import FakeEngineServer, collect, failure_of, make_config, read, within
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire_server.arguments import parse
 from tokenwire_server.config import ServerConfig
+from tokenwire_server.process.arguments import parse
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 SMG = ServerConfig(port=0, smg=True)

@@ -22,11 +22,11 @@ from tokenwire.text import TextTokenizer
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.logprobs_pb2 import Logprobs
 from tokenwire_server.config import ServerConfig
-from tokenwire_server.engine.outputs import Chunk
+from tokenwire_server.conversion.outputs import Chunk
 from tokenwire_server.errors import RequestError
-from tokenwire_server.smg.responses import Answer
-from tokenwire_server.smg.stop_strings import StopStrings
-from tokenwire_server.smg.tokenizer import ModelTokenizer
+from tokenwire_server.services.smg.responses import Answer
+from tokenwire_server.services.smg.stop_strings import StopStrings
+from tokenwire_server.services.smg.tokenizer import ModelTokenizer
 
 each_form = pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 

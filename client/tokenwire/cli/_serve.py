@@ -8,5 +8,5 @@ from tokenwire.cli._requires import requires
 def serve(context: typer.Context) -> None:
     """Serve a model over gRPC; `tokenwire serve --help` lists the options."""
     with requires("pip install 'tokenwire[gpu]', or `make setup` in a clone for the CPU engine"):
-        from tokenwire_server.main import main
+        from tokenwire_server.process.main import main
     raise typer.Exit(main(list(context.args)))

@@ -21,20 +21,20 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_info_pb2, engine_load_pb2, generation_pb2
 from tokenwire_server import simulated_device
-from tokenwire_server.engine import orphans
+from tokenwire_server.conversion.exceptions import FAULTS, translate
+from tokenwire_server.conversion.grammar import check_grammar
+from tokenwire_server.conversion.info import engine_info
+from tokenwire_server.conversion.limits import RequestLimits
+from tokenwire_server.conversion.model_info import EngineFacts
+from tokenwire_server.conversion.request import EngineRequest, remote_prefill, to_engine
 from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
 from tokenwire_server.engine.direct import DirectOutputProcessor, incompatibility, pump
 from tokenwire_server.engine.eos import eos_token_id
-from tokenwire_server.engine.facts import EngineFacts
-from tokenwire_server.engine.faults import FAULTS, translate
-from tokenwire_server.engine.grammar import check_grammar
-from tokenwire_server.engine.info import engine_info
-from tokenwire_server.engine.limits import RequestLimits
-from tokenwire_server.engine.load import LoadRecorder
-from tokenwire_server.engine.request import EngineRequest, remote_prefill, to_engine
 from tokenwire_server.engine.sink import Sink
+from tokenwire_server.engine.stats import LoadRecorder
 from tokenwire_server.errors import RequestError, engine_dead, invalid_field, unsupported_field
+from tokenwire_server.process import orphans
 
 logger = logging.getLogger(__name__)
 

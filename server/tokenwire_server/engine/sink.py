@@ -18,8 +18,8 @@ from vllm.v1.outputs import LogprobsLists
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1 import logprobs_pb2
-from tokenwire_server.engine.faults import FAULTS, translate
-from tokenwire_server.engine.outputs import (
+from tokenwire_server.conversion.exceptions import FAULTS, translate
+from tokenwire_server.conversion.outputs import (
     Chunk,
     Closing,
     Ending,

@@ -14,18 +14,19 @@ from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2
 from tokenwire.v1.generation_pb2 import GenerationInput
-from tokenwire_server import errors, validation
+from tokenwire_server import errors
 from tokenwire_server.access import caller
+from tokenwire_server.conversion import validation
 from tokenwire_server.errors import RequestError
-from tokenwire_server.reception import Reception
-from tokenwire_server.smg import info, stop_strings
-from tokenwire_server.smg.faults import renamed
-from tokenwire_server.smg.loads import Loads
-from tokenwire_server.smg.request import fill
-from tokenwire_server.smg.responses import Answer
-from tokenwire_server.smg.stop_strings import StopStrings
-from tokenwire_server.smg.tokenizer import ModelTokenizer
-from tokenwire_server.transport import Service
+from tokenwire_server.requests.reception import Reception
+from tokenwire_server.services.smg import info, stop_strings
+from tokenwire_server.services.smg.faults import renamed
+from tokenwire_server.services.smg.loads import Loads
+from tokenwire_server.services.smg.request import fill
+from tokenwire_server.services.smg.responses import Answer
+from tokenwire_server.services.smg.stop_strings import StopStrings
+from tokenwire_server.services.smg.tokenizer import ModelTokenizer
+from tokenwire_server.transport.server import Service
 
 _SERVICE_NAME = smg.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 _CHUNK_BYTES = 64 * 1024

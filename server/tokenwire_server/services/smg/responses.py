@@ -8,8 +8,8 @@ from smg_grpc_proto import vllm_engine_pb2 as smg
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1 import logprobs_pb2
-from tokenwire_server.engine.outputs import Chunk, Closing
-from tokenwire_server.smg.stop_strings import StopStrings
+from tokenwire_server.conversion.outputs import Chunk, Closing
+from tokenwire_server.services.smg.stop_strings import StopStrings
 
 _FINISH_REASONS = {
     pb.FINISH_REASON_STOP: "stop",

@@ -6,11 +6,11 @@ from vllm.v1.outputs import LogprobsLists
 
 from tokenwire.v1 import generation_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
-from tokenwire_server.engine.outputs import Chunk, Closing, Ending, fill_closing, fill_ending
+from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, fill_closing, fill_ending
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError
-from tokenwire_server.multiplex.columns import finish_of
-from tokenwire_server.multiplex.pending import Pending
+from tokenwire_server.services.multiplex.columns import finish_of
+from tokenwire_server.services.multiplex.pending import Pending
 
 
 class HandleSink(Sink):

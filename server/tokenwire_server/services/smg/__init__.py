@@ -6,8 +6,8 @@ beside this one import what the extra brings.
 
 import importlib
 
-from tokenwire_server.reception import Reception
-from tokenwire_server.transport import Service
+from tokenwire_server.requests.reception import Reception
+from tokenwire_server.transport.server import Service
 
 _NEEDED = ("smg_grpc_proto.generated.vllm_engine_pb2_grpc", "tokenwire.text")
 
@@ -26,6 +26,6 @@ def services(reception: Reception) -> list[Service]:
     """Return the service, where the configuration asks for it."""
     if not reception.config.smg:
         return []
-    from tokenwire_server.smg.service import service  # noqa: PLC0415  # needs the extra
+    from tokenwire_server.services.smg.service import service  # noqa: PLC0415  # needs the extra
 
     return [service(reception)]

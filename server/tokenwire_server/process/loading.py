@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from tokenwire_server.engine import orphans
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import engine_dead
-from tokenwire_server.liveness import wait_for_death
+from tokenwire_server.process import orphans
+from tokenwire_server.process.liveness import wait_for_death
 
 logger = logging.getLogger(__name__)
 

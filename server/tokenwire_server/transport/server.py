@@ -16,13 +16,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tokenwire.v1 import engine_service_pb2
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
-from tokenwire_server import reflection
 from tokenwire_server.access.interceptor import TokenInterceptor
 from tokenwire_server.access.tls import TlsFiles
 from tokenwire_server.access.tokens import TokenFile
 from tokenwire_server.config import ServerConfig
-from tokenwire_server.decoding import DecodingInterceptor
-from tokenwire_server.health import HealthServicer
+from tokenwire_server.transport import reflection
+from tokenwire_server.transport.handlers import DecodingInterceptor
+from tokenwire_server.transport.health import HealthServicer
 
 logger = logging.getLogger(__name__)
 

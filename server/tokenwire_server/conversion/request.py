@@ -13,11 +13,11 @@ from vllm.v1.kv_hints import KvHintsEnvelope
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2
-from tokenwire_server.engine import sampling
-from tokenwire_server.engine.faults import FAULTS, translate
-from tokenwire_server.engine.limits import RequestLimits
+from tokenwire_server.conversion import sampling
+from tokenwire_server.conversion.exceptions import FAULTS, translate
+from tokenwire_server.conversion.limits import RequestLimits
+from tokenwire_server.conversion.validation import json_object
 from tokenwire_server.errors import RequestError, Violation, invalid_field
-from tokenwire_server.validation import json_object
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

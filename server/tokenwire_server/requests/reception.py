@@ -7,14 +7,15 @@ import grpc
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.engine_load_pb2 import EngineLoad
-from tokenwire_server import errors, trace_headers
+from tokenwire_server import errors
 from tokenwire_server.access import caller
-from tokenwire_server.call import Call
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError
-from tokenwire_server.registry import Registry
-from tokenwire_server.slow_readers import SlowReaders
+from tokenwire_server.requests import trace_headers
+from tokenwire_server.requests.registry import Registry
+from tokenwire_server.requests.slow_readers import SlowReaders
+from tokenwire_server.services.call import Call
 
 
 class Serving(NamedTuple):

@@ -13,12 +13,13 @@ from vllm.entrypoints.launchers.cli_args import LoRAParserAction
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from tokenwire_server import simulated_device, smg
+from tokenwire_server import simulated_device
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.adapters import AdapterError, to_adapters
-from tokenwire_server.lifecycle import ExitCode, first_line
+from tokenwire_server.process.server import ExitCode, first_line
+from tokenwire_server.services import smg
 from tokenwire_server.simulated_device.options import SimulatedDeviceOptions
-from tokenwire_server.transport import OPEN_SERVICES
+from tokenwire_server.transport.server import OPEN_SERVICES
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _MAX_PORT = 65_535

@@ -9,13 +9,13 @@ from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import multiplex_pb2
 from tokenwire_server.access.caller import Caller
-from tokenwire_server.admission import admit, number_of_sequences
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, Violation, invalid_field
-from tokenwire_server.multiplex.handle import HandleSink
-from tokenwire_server.multiplex.pending import Pending
-from tokenwire_server.registry import LiveRequest, Registry
-from tokenwire_server.slow_readers import Reader
+from tokenwire_server.requests.admission import admit, number_of_sequences
+from tokenwire_server.requests.registry import LiveRequest, Registry
+from tokenwire_server.requests.slow_readers import Reader
+from tokenwire_server.services.multiplex.handle import HandleSink
+from tokenwire_server.services.multiplex.pending import Pending
 
 _MAX_ABORT_HANDLES = 10_000
 """Most handles of one abort, as of the ids of an Abort call, unless the stream may have more live requests."""

@@ -11,9 +11,9 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 import uvloop
 
-from tokenwire_server import arguments, loading
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.lifecycle import STOP_SIGNALS, Server
+from tokenwire_server.process import arguments, loading
+from tokenwire_server.process.server import STOP_SIGNALS, Server
 
 
 def main(argv: Sequence[str]) -> int:

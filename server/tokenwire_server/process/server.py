@@ -13,18 +13,18 @@ from enum import IntEnum
 
 import pydantic
 
-from tokenwire_server import smg
 from tokenwire_server.access.files import AccessError
 from tokenwire_server.config import ServerConfig
-from tokenwire_server.engine import orphans
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, engine_dead
-from tokenwire_server.liveness import Death, has_died, wait_for_death
-from tokenwire_server.loading import Loading
-from tokenwire_server.reception import Reception
-from tokenwire_server.registry import Registry
-from tokenwire_server.service import EngineServicer
-from tokenwire_server.transport import BindError, Transport
+from tokenwire_server.process import orphans
+from tokenwire_server.process.liveness import Death, has_died, wait_for_death
+from tokenwire_server.process.loading import Loading
+from tokenwire_server.requests.reception import Reception
+from tokenwire_server.requests.registry import Registry
+from tokenwire_server.services import smg
+from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.transport.server import BindError, Transport
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from tokenwire_server.access.caller import Caller
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, Violation
-from tokenwire_server.recent import Key, Recent
+from tokenwire_server.requests.fair_cache import Key, Recent
 
 _KEPT_OUTCOMES = 16_384
 """Most finished requests whose outcome is kept for late aborts: 4 MB or so."""

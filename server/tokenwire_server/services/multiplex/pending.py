@@ -7,8 +7,8 @@ from collections.abc import Callable
 from tokenwire.v1 import engine_service_pb2, error_pb2, logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 from tokenwire_server.errors import RequestError
-from tokenwire_server.multiplex.columns import StepColumns
-from tokenwire_server.multiplex.prompt_logprobs import VALUES_PER_PART, parts
+from tokenwire_server.services.multiplex.columns import StepColumns
+from tokenwire_server.services.multiplex.prompt_logprobs import VALUES_PER_PART, parts
 
 
 class Pending:

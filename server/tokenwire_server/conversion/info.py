@@ -10,7 +10,7 @@ from vllm.lora.request import LoRARequest
 from tokenwire import _version
 from tokenwire._contract import CONTRACT_REVISION
 from tokenwire.v1 import engine_info_pb2 as pb
-from tokenwire_server.engine.limits import RequestLimits
+from tokenwire_server.conversion.limits import RequestLimits
 
 
 def engine_info(

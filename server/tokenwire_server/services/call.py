@@ -5,13 +5,13 @@ from typing import Self
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server.access.caller import Caller
-from tokenwire_server.admission import admit, number_of_sequences
+from tokenwire_server.conversion.outputs import Chunk, Closing
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.engine.outputs import Chunk, Closing
 from tokenwire_server.engine.sink import CallSink
 from tokenwire_server.errors import RequestError
-from tokenwire_server.registry import LiveRequest, Registry
-from tokenwire_server.slow_readers import Reader
+from tokenwire_server.requests.admission import admit, number_of_sequences
+from tokenwire_server.requests.registry import LiveRequest, Registry
+from tokenwire_server.requests.slow_readers import Reader
 
 
 class Call(Reader):

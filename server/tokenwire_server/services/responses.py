@@ -2,7 +2,7 @@
 
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import generation_pb2
-from tokenwire_server.engine.outputs import Chunk, fill_closing
+from tokenwire_server.conversion.outputs import Chunk, fill_closing
 
 
 def unary(message: generation_pb2.GenerationInput, request_id: str, chunk: Chunk) -> pb.GenerateResponse:

@@ -9,11 +9,14 @@ import grpc
 
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer
-from tokenwire_server import errors, responses, trace_headers, validation
+from tokenwire_server import errors
 from tokenwire_server.access import caller
-from tokenwire_server.call import Call
-from tokenwire_server.multiplex.stream import MultiplexStream
-from tokenwire_server.reception import Reception
+from tokenwire_server.conversion import validation
+from tokenwire_server.requests import trace_headers
+from tokenwire_server.requests.reception import Reception
+from tokenwire_server.services import responses
+from tokenwire_server.services.call import Call
+from tokenwire_server.services.multiplex.stream import MultiplexStream
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

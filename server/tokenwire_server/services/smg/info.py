@@ -7,8 +7,8 @@ from typing import Any
 from smg_grpc_proto import vllm_engine_pb2 as smg
 
 from tokenwire.v1 import engine_info_pb2 as pb
-from tokenwire_server.engine.facts import EngineFacts
-from tokenwire_server.engine.limits import RequestLimits
+from tokenwire_server.conversion.limits import RequestLimits
+from tokenwire_server.conversion.model_info import EngineFacts
 
 _SERVER_TYPE = "vllm-grpc"
 """What coordinators know servers of VllmEngine by."""

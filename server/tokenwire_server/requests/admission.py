@@ -2,13 +2,13 @@
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
-from tokenwire_server import validation
 from tokenwire_server.access.caller import Caller
+from tokenwire_server.conversion import validation
+from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.engine.request import EngineRequest
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, Violation
-from tokenwire_server.registry import LiveRequest, Registry
+from tokenwire_server.requests.registry import LiveRequest, Registry
 
 
 async def admit(

@@ -1,0 +1,1 @@
+"""Live requests: who may add one now, which there are, what became of them."""
