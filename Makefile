@@ -57,9 +57,10 @@ format: setup ## Format the code and the contract, and apply safe fixes
 	@buf format --write
 
 .PHONY: lint
-lint: setup ## Check style, types and the contract
+lint: setup ## Check style, types, the layers of the code, and the contract
 	@ruff check .
 	@ruff format --check .
+	@lint-imports --no-logo --no-cache
 	@mypy
 	@buf lint
 	@buf format --diff --exit-code

@@ -1,6 +1,23 @@
-"""What the server is told at start-up, apart from the engine's own options."""
+"""The server's own options with their defaults, and its exit codes: what the command line and the server agree on."""
 
 import dataclasses
+from enum import IntEnum
+
+OPEN_SERVICES = ("health", "reflection")
+"""Services that may be open to callers without a token."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `tokenwire serve`; listed in the README."""
+
+    OK = 0
+    """A stop signal, and a clean end."""
+    USAGE = 2
+    """Bad options."""
+    STARTUP = 3
+    """The address is taken, a file of certificates or tokens is not right, or the engine could not be started."""
+    ENGINE_DIED = 4
+    """The engine died while serving."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fake_engine import within
 from harness.certificates import Authority
-from tokenwire_server.config import ServerConfig
+from tokenwire_server.config import ExitCode, ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.process.arguments import parse
-from tokenwire_server.process.server import ExitCode, Server
+from tokenwire_server.process.server import Server
 from tokenwire_server.requests.reception import Reception
 from tokenwire_server.services.engine import EngineServicer
 from tokenwire_server.transport.server import BindError, Transport

@@ -2,6 +2,7 @@
 
 import re
 
+import pydantic
 from vllm.exceptions import (
     MaxQueuedTokensError,
     QueueOverflowError,
@@ -28,6 +29,14 @@ FAULTS = (
     VLLMClientError,
 )
 """The exceptions that `translate` knows. Any other is a bug, of ours or of vLLM's."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's text that says something, for messages of one line."""
+    # The first line of pydantic's own text only counts the errors.
+    text = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
+    lines = text.strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def translate(error: BaseException, path: str) -> RequestError:

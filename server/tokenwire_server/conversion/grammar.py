@@ -1,33 +1,41 @@
 """Checks of a grammar, with the parser's own words for what is wrong."""
 
-from vllm.config import StructuredOutputsConfig
+from vllm.config import ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.tokenizers import TokenizerLike
 
 from tokenwire.v1.sampling_params_pb2 import StructuredOutputsParams
 from tokenwire_server.errors import invalid_field, unsupported_field
 
 
-def check_grammar(llm: AsyncLLM, params: SamplingParams, message: StructuredOutputsParams, path: str) -> None:
+def check_grammar(
+    params: SamplingParams,
+    message: StructuredOutputsParams,
+    path: str,
+    *,
+    model_config: ModelConfig,
+    config: StructuredOutputsConfig,
+    tokenizer: TokenizerLike | None,
+) -> None:
     """Check a request's grammar as the engine would, which does not say that it is the grammar which is wrong.
 
     Args:
-        llm: the engine.
         params: the converted request.
         message: the grammar.
         path: path of `message` in the request message.
+        model_config: the engine's model.
+        config: the engine's options for structured outputs.
+        tokenizer: the model's tokenizer; None where the engine has none, which is refused.
 
     Raises:
         RequestError: a parser refuses the grammar, INVALID_FIELD, or an option is not the engine's own, UNSUPPORTED_FIELD.
 
     """
-    processor = llm.input_processor
-    _check_options(processor.structured_outputs_config, message, path)
+    _check_options(config, message, path)
     try:
-        params._validate_structured_outputs(  # noqa: SLF001  # vLLM checks a grammar nowhere else
-            llm.model_config, processor.structured_outputs_config, processor.tokenizer
-        )
+        # vLLM checks a grammar nowhere else.
+        params._validate_structured_outputs(model_config, config, tokenizer)  # noqa: SLF001
     except (VLLMClientError, ValueError) as error:  # some of the parsers raise the latter
         # vLLM gives some of the parsers' messages as the cause only.
         text, cause = str(error), str(error.__cause__ or "")

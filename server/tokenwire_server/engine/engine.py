@@ -20,8 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_info_pb2, engine_load_pb2, generation_pb2
-from tokenwire_server import simulated_device
-from tokenwire_server.conversion.exceptions import FAULTS, translate
+from tokenwire_server.conversion.exceptions import FAULTS, first_line, translate
 from tokenwire_server.conversion.grammar import check_grammar
 from tokenwire_server.conversion.info import engine_info
 from tokenwire_server.conversion.limits import RequestLimits
@@ -34,7 +33,6 @@ from tokenwire_server.engine.eos import eos_token_id
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.engine.stats import LoadRecorder
 from tokenwire_server.errors import RequestError, engine_dead, invalid_field, unsupported_field
-from tokenwire_server.process import orphans
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +96,9 @@ class Engine:
         keep_tokenizer: bool,
         adapters: Iterable[LoRARequest] = (),
         direct_path: bool = True,
-        simulated: bool = False,
+        refused_field: Callable[[SamplingParams], str | None] | None = None,
     ) -> "Engine":
         """Load the model and start the engine process. Blocks, up to minutes; call it in a thread."""
-        orphans.adopt()
         args.skip_tokenizer_init = not keep_tokenizer
         names = args.served_model_name or ()
         config = args.create_engine_config(UsageContext.API_SERVER)
@@ -121,7 +118,7 @@ class Engine:
                 served_model_names=[names] if isinstance(names, str) else names,
                 adapters=adapters,
                 direct_path=direct_path,
-                refused_field=simulated_device.unsupported if simulated else None,
+                refused_field=refused_field,
                 load=load,
             )
         except BaseException:
@@ -162,8 +159,7 @@ class Engine:
         except EngineDeadError:
             raise
         except Exception as error:  # whatever goes wrong in the engine process, as text
-            text = str(error).strip().splitlines() or [type(error).__name__]
-            raise AdapterError(adapter, text[0]) from error
+            raise AdapterError(adapter, first_line(error)) from error
         logger.info("loaded LoRA adapter %s from %s", adapter.lora_name, adapter.lora_path)
 
     def check_admission(self, n: int) -> None:
@@ -194,7 +190,15 @@ class Engine:
         sampling_path = f"{path}.sampling_params"
         if request.params.structured_outputs is not None:
             grammar = message.sampling_params.structured_outputs
-            check_grammar(self._llm, request.params, grammar, f"{sampling_path}.structured_outputs")
+            processor = self._llm.input_processor
+            check_grammar(
+                request.params,
+                grammar,
+                f"{sampling_path}.structured_outputs",
+                model_config=self._llm.model_config,
+                config=processor.structured_outputs_config,
+                tokenizer=processor.tokenizer,
+            )
         try:
             # Custom ones, which read extra_args; vLLM does not say whose refusal it was.
             self._llm.input_processor.validate_logits_processors_params(request.params)

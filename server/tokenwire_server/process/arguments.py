@@ -14,12 +14,11 @@ from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tokenwire_server import simulated_device
-from tokenwire_server.config import ServerConfig
+from tokenwire_server.config import OPEN_SERVICES, ExitCode, ServerConfig
+from tokenwire_server.conversion.exceptions import first_line
 from tokenwire_server.engine.adapters import AdapterError, to_adapters
-from tokenwire_server.process.server import ExitCode, first_line
 from tokenwire_server.services import smg
 from tokenwire_server.simulated_device.options import SimulatedDeviceOptions
-from tokenwire_server.transport.server import OPEN_SERVICES
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _MAX_PORT = 65_535

@@ -11,6 +11,7 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 import uvloop
 
+from tokenwire_server import simulated_device
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.process import arguments, loading
 from tokenwire_server.process.server import STOP_SIGNALS, Server
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
             keep_tokenizer=options.keep_tokenizer,
             adapters=options.adapters,
             direct_path=options.direct_path,
-            simulated=options.simulated,
+            refused_field=simulated_device.unsupported if options.simulated else None,
         )
 
     async def run() -> int:

@@ -9,12 +9,10 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from enum import IntEnum
-
-import pydantic
 
 from tokenwire_server.access.files import AccessError
-from tokenwire_server.config import ServerConfig
+from tokenwire_server.config import ExitCode, ServerConfig
+from tokenwire_server.conversion.exceptions import first_line
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, engine_dead
 from tokenwire_server.process import orphans
@@ -37,19 +35,6 @@ _END_GRACE = 2.0
 
 _EXPECTED = (OSError, RequestError, RuntimeError, ValueError)
 """What vLLM raises for a model or a configuration that cannot work; its message says enough."""
-
-
-class ExitCode(IntEnum):
-    """What the process's end means; listed in the README."""
-
-    OK = 0
-    """A stop signal, and a clean end."""
-    USAGE = 2
-    """Bad options."""
-    STARTUP = 3
-    """The address is taken, a file of certificates or tokens is not right, or the engine could not be started."""
-    ENGINE_DIED = 4
-    """The engine died while serving."""
 
 
 class Server:
@@ -195,14 +180,6 @@ async def _log_stats(engine: Engine) -> None:
     while True:
         await asyncio.sleep(_STATS_INTERVAL)
         await engine.log_stats()
-
-
-def first_line(error: Exception) -> str:
-    """Say in one line what a failed load has raised."""
-    # The first line of pydantic's own text only counts the errors.
-    text = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
-    lines = text.strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _fail(message: str) -> int:

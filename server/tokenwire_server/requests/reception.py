@@ -1,21 +1,16 @@
 """Where requests come in, by whichever service: whether the server takes them, and their calls."""
 
-from typing import Any, NamedTuple
-
-import grpc
+from typing import NamedTuple
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.engine_load_pb2 import EngineLoad
 from tokenwire_server import errors
-from tokenwire_server.access import caller
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError
-from tokenwire_server.requests import trace_headers
 from tokenwire_server.requests.registry import Registry
 from tokenwire_server.requests.slow_readers import SlowReaders
-from tokenwire_server.services.call import Call
 
 
 class Serving(NamedTuple):
@@ -78,33 +73,6 @@ class Reception:
         serving = self.ready()
         serving.engine.check_alive()
         return serving
-
-    def call(self, message: pb.GenerationInput, context: grpc.aio.ServicerContext[Any, Any], *, stream: bool) -> Call:
-        """Return the call of a request, which its block starts.
-
-        Args:
-            message: the request; trace headers of the call's metadata are added to it.
-            context: the call.
-            stream: whether outputs are wanted as they come, rather than all together.
-
-        Raises:
-            RequestError: no requests are taken.
-
-        """
-        trace_headers.fill(message, context.invocation_metadata())
-        try:
-            serving = self.accepting()
-        except RequestError:
-            self.release(message)
-            raise
-        return Call(
-            serving.engine,
-            serving.registry,
-            caller.of(context),
-            message,
-            stream=stream,
-            max_message_bytes=self.config.max_send_message_bytes,
-        )
 
     def release(self, message: pb.GenerationInput) -> None:
         """Let go of what another engine has computed for a request that is refused."""

@@ -1,17 +1,53 @@
 """A request with a call of its own: Generate and GenerateStream."""
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import grpc
 
 from tokenwire.v1 import generation_pb2 as pb
+from tokenwire_server.access import caller
 from tokenwire_server.access.caller import Caller
 from tokenwire_server.conversion.outputs import Chunk, Closing
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.sink import CallSink
 from tokenwire_server.errors import RequestError
+from tokenwire_server.requests import trace_headers
 from tokenwire_server.requests.admission import admit, number_of_sequences
+from tokenwire_server.requests.reception import Reception
 from tokenwire_server.requests.registry import LiveRequest, Registry
 from tokenwire_server.requests.slow_readers import Reader
+
+
+def open_call(
+    reception: Reception, message: pb.GenerationInput, context: grpc.aio.ServicerContext[Any, Any], *, stream: bool
+) -> "Call":
+    """Return the call of a request, which its block starts.
+
+    Args:
+        reception: where requests come in.
+        message: the request; trace headers of the call's metadata are added to it.
+        context: the call.
+        stream: whether outputs are wanted as they come, rather than all together.
+
+    Raises:
+        RequestError: no requests are taken.
+
+    """
+    trace_headers.fill(message, context.invocation_metadata())
+    try:
+        serving = reception.accepting()
+    except RequestError:
+        reception.release(message)
+        raise
+    return Call(
+        serving.engine,
+        serving.registry,
+        caller.of(context),
+        message,
+        stream=stream,
+        max_message_bytes=reception.config.max_send_message_bytes,
+    )
 
 
 class Call(Reader):

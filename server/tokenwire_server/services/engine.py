@@ -15,7 +15,7 @@ from tokenwire_server.conversion import validation
 from tokenwire_server.requests import trace_headers
 from tokenwire_server.requests.reception import Reception
 from tokenwire_server.services import responses
-from tokenwire_server.services.call import Call
+from tokenwire_server.services.call import Call, open_call
 from tokenwire_server.services.multiplex.stream import MultiplexStream
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -106,7 +106,7 @@ class EngineServicer(EngineServiceServicer):
     def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, context: _Context, *, stream: bool) -> Call:
         if not request.HasField("input"):
             raise errors.invalid_field("input", "must be set")
-        return self._reception.call(request.input, context, stream=stream)
+        return open_call(self._reception, request.input, context, stream=stream)
 
     def _check_accepting(self) -> None:
         self._reception.accepting()

@@ -27,11 +27,11 @@ from tokenwire_server.transport.health import HealthServicer
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
-OPEN_SERVICES = {
+_OPEN_SERVICES = {
     "health": (health.SERVICE_NAME,),
     "reflection": (reflection.V1, reflection.V1ALPHA),
 }
-"""Services that may be open to callers without a token, by their names among the options."""
+"""Full names of the services behind each name of the option --open-services."""
 
 _MIN_PING_INTERVAL_MS = 5_000
 _PROBE_TIMEOUT = 1.0
@@ -99,7 +99,7 @@ class Transport:
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         if self._tokens is None:
             return [DecodingInterceptor()]
-        open_services = [name for o in self._config.open_services for name in OPEN_SERVICES[o]]
+        open_services = [name for o in self._config.open_services for name in _OPEN_SERVICES[o]]
         return [TokenInterceptor(self._tokens, open_services), DecodingInterceptor()]
 
     async def start(self) -> None:

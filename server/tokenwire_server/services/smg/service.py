@@ -19,6 +19,7 @@ from tokenwire_server.access import caller
 from tokenwire_server.conversion import validation
 from tokenwire_server.errors import RequestError
 from tokenwire_server.requests.reception import Reception
+from tokenwire_server.services.call import open_call
 from tokenwire_server.services.smg import info, stop_strings
 from tokenwire_server.services.smg.faults import renamed
 from tokenwire_server.services.smg.loads import Loads
@@ -59,7 +60,7 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
                 message, stops = await self._prepare(request)
                 stream = request.stream or stops is not None
                 with (
-                    self._reception.call(message, context, stream=stream) as call,
+                    open_call(self._reception, message, context, stream=stream) as call,
                     self._reception.slow_readers.watch(call),
                 ):
                     await call.start()
