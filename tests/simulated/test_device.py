@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
+from harness.steps import Steps
 from tokenwire_server.simulated_device import configure, parse, step_log, write_model_folder
 from tokenwire_server.simulated_device.formula import (
     TokenLogprobs,
@@ -43,10 +44,7 @@ class Engine:
 
     def __init__(self, llm: Any, log: Path) -> None:
         self.llm = llm
-        self.log = log
-
-    def steps(self) -> list[Step]:
-        return step_log.read(self.log)
+        self.steps = Steps(log).read
 
     def steps_of(self, request_id: str) -> list[Step]:
         return [step for step in self.steps() if step.computes(request_id)]
