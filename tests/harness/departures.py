@@ -22,8 +22,8 @@ State = Literal["queued", "before the first token", "running"]
 KILLED_CLIENT = Path(__file__).with_name("killed_client.py")
 MAX_LOGPROBS = 500
 """So many fill the connection's window, 64 KiB, with a handful of tokens."""
-DEADLINE = 1.0
-"""Seconds: enough to get into the state, and less than a long prompt takes."""
+DEADLINE = 2.0
+"""Seconds: many times what it takes to get into the state, and less than a long prompt takes."""
 LONG = range(100, 8000)
 """A prompt of 494 steps."""
 SHORT = range(100, 132)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
+import pytest
 
 from harness.server import ServerProcess
 from harness.steps import Steps
@@ -21,6 +22,9 @@ from tokenwire_server.simulated_device.step_log import Step, belongs
 _T = TypeVar("_T")
 _LIMIT = 60.0
 _POLL = 0.005
+
+both_paths = pytest.mark.parametrize("simulated", ["direct", "ordinary"], indirect=True)
+"""Runs a test of tests/simulated on each of the two paths of outputs, not on the direct path alone."""
 
 VOCABULARY = 32_000
 MAX_NUM_SEQS = 64
