@@ -28,18 +28,34 @@ demo: ## Set everything up and ask a real model through gRPC
 	@scripts/setup.sh engine
 	@python scripts/demo.py
 
+# What runs the tests; `make coverage` measures meanwhile.
+PYTEST := python -m pytest
+PYTEST_OPTIONS := --durations=20 --durations-min=1
+
 .PHONY: test
-test: ## Set everything up and run every test, in two halves at the same time
+test: ## Set everything up and run every test, in three parts at the same time
 	@scripts/setup.sh languages
 	@tokenwire demo-model
-	@$(MAKE) --jobs=2 test-half-1 test-half-2
+	@$(MAKE) --jobs=3 test-simulated test-real test-real-alone
 
-# Most of both is waiting for one engine or another to start; they take about the same time.
-.PHONY: test-half-1 test-half-2
-test-half-1:
-	@python -m pytest tests/simulated tests/languages tests/client tests/text
-test-half-2:
-	@python -m pytest tests/server tests/real
+# Most of each is an engine's start, on one core and the next; they take about the same time.
+REAL_ALONE := $(addprefix tests/real/test_,process.py load_endings.py fidelity_tokenizer.py)
+
+.PHONY: test-simulated test-real test-real-alone
+test-simulated:
+	@$(PYTEST) $(PYTEST_OPTIONS) tests/simulated tests/server tests/client tests/text
+test-real:
+	@$(PYTEST) $(PYTEST_OPTIONS) tests/real $(addprefix --ignore=,$(REAL_ALONE))
+# The servers of these are their own; the example clients are compiled.
+test-real-alone:
+	@$(PYTEST) $(PYTEST_OPTIONS) $(REAL_ALONE) tests/languages
+
+.PHONY: coverage
+coverage: ## Run every test with coverage.py, the processes that tests start included, and print what no test runs
+	@rm -f .coverage .coverage.*
+	@$(MAKE) test PYTEST="coverage run -m pytest"
+	@coverage combine --quiet
+	@coverage report
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no engine

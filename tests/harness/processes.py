@@ -14,7 +14,7 @@ _ended: set[int] = set()
 _unchecked: set[int] = set()
 """Those of them that `stray_processes` has not looked at."""
 
-_POLL_INTERVAL = 0.02
+_POLL_INTERVAL = 0.05
 
 
 class Process(NamedTuple):
