@@ -1,14 +1,14 @@
-# The same commands locally and in CI. `make` alone lists them.
+# The same commands run locally and in CI. `make` alone lists them.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-# Seen by scripts/setup.sh: the Python 3.11 to build on.
+# Read by scripts/setup.sh: the Python 3.11 interpreter to use.
 export PYTHON
 
-# The set-up puts every tool there: buf, grpcurl, ruff, mypy, tokenwire.
+# scripts/setup.sh installs every tool there: buf, grpcurl, ruff, mypy, tokenwire.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 ENGINE_EXTRAS := --extra server --extra cli --extra text --extra smg --extra demo
@@ -20,21 +20,21 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## Set up .venv with the CPU engine, the tests' and the checks' tools
+setup: ## Set up .venv with the CPU engine and the tools for tests and checks
 	@scripts/setup.sh dev
 
 .PHONY: demo
-demo: ## Set everything up and ask a real model through gRPC
+demo: ## Set everything up and ask a real model a question over gRPC
 	@scripts/setup.sh engine
 	@python scripts/demo.py
 
 .PHONY: test
-test: ## Set everything up and run every test, in two halves at the same time
+test: ## Set everything up and run every test, in two halves in parallel
 	@scripts/setup.sh languages
 	@tokenwire demo-model
 	@$(MAKE) --jobs=2 test-half-1 test-half-2
 
-# Most of both is waiting for one engine or another to start; they take about the same time.
+# Both spend most of their time waiting for engines to start, and take about equally long.
 .PHONY: test-half-1 test-half-2
 test-half-1:
 	@python -m pytest tests/simulated tests/languages tests/client tests/text
@@ -46,7 +46,7 @@ test-fast: setup ## Run the tests that need no engine
 	@python -m pytest tests/client tests/server tests/text
 
 .PHONY: bench
-bench: ## Compare with every other way to drive vLLM and write docs/performance.md; QUICK=1 only looks, in two minutes
+bench: ## Compare with vLLM's other front ends and write docs/performance.md; QUICK=1: two minutes, terminal only
 	@scripts/setup.sh bench
 	@.venv-bench/bin/python -m bench $(if $(QUICK),--quick)
 
@@ -57,7 +57,7 @@ format: setup ## Format the code and the contract, and apply safe fixes
 	@buf format --write
 
 .PHONY: lint
-lint: setup ## Check style, types, the layers of the code, and the contract
+lint: setup ## Check style, types, import layers and the contract
 	@ruff check .
 	@ruff format --check .
 	@lint-imports --no-logo --no-cache
@@ -71,14 +71,14 @@ generate: ## Generate the Python stubs from protos/
 	@.venv-generate/bin/python scripts/generate.py
 
 .PHONY: check
-check: lint ## lint, the contract breaks nobody, the stubs are up to date, the client runs on its lowest and highest versions
+check: lint ## lint, plus backward compatibility, up-to-date stubs, and the client on its lowest and highest dependency versions
 	@buf breaking --against contract/v0.1.0.binpb
 	@scripts/setup.sh generate
 	@.venv-generate/bin/python scripts/generate.py --check
 	@python scripts/check_versions.py
 
 .PHONY: lock
-lock: ## Compile requirements/*.in into the hashed locks; versions stay unless UPGRADE=--upgrade
+lock: ## Compile requirements/*.in into hashed locks; versions are kept unless UPGRADE=--upgrade
 	@scripts/setup.sh uv
 	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/engine-cpu.in $(ENGINE_EXTRAS) \
 		--overrides requirements/overrides.txt --output-file requirements/engine-cpu.lock
@@ -91,13 +91,13 @@ lock: ## Compile requirements/*.in into the hashed locks; versions stay unless U
 soak: export TOKENWIRE_SOAK_SECONDS ?= 600
 soak: export TOKENWIRE_SOAK_STREAMS ?= 50000
 soak: export TOKENWIRE_SOAK_EXAMPLES ?= 5000
-soak: setup ## Run the long tests: chaos for ten minutes, 50,000 streams that are left, random bytes (about half an hour)
+soak: setup ## Run the long tests: ten minutes of chaos, 50,000 abandoned streams, random bytes (about half an hour)
 	@python -m pytest tests/simulated/test_chaos.py
-# In a process of its own, whose memory nothing else has used.
+# In a separate process, so that no other test affects the memory it measures.
 	@python -m pytest tests/simulated/test_memory.py
 	@python -m pytest tests/server/test_fuzz_bytes.py tests/server/test_fuzz_messages.py
 
 .PHONY: clean
-clean: ## Remove the environments and the tools' caches; the demo model's cache stays
+clean: ## Remove the environments and tool caches, but not the cached demo model
 	@rm -rf .venv .venv-bench .venv-generate bench/logs bench/results.json .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist \
 		examples/*/build examples/node/{dist,node_modules,src/gen}
