@@ -50,7 +50,7 @@ class EngineInfo(_message.Message):
     """Data type of the model's weights, for example "bfloat16"."""
     contract_revision: _builtins.int
     """Revision of this contract that the server was built from. It increases with
-    every change, so that a client can tell whether a server knows a field.
+    every change, so that a client can check whether a server knows a field.
     """
     tokenwire_version: _builtins.str
     """tokenwire version of the server."""

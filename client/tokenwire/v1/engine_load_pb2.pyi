@@ -76,8 +76,8 @@ class RankLoad(_message.Message):
     num_running_reqs: _builtins.int
     """Gauge: sequences that the scheduler is running."""
     num_waiting_reqs: _builtins.int
-    """Gauge: sequences waiting to be scheduled, including those that are blocked on
-    something else, for example a grammar or a KV transfer.
+    """Gauge: sequences waiting to be scheduled, or blocked on something else, for
+    example a grammar or a KV transfer.
     """
     kv_cache_usage: _builtins.float
     """Gauge: fraction of the KV cache's blocks in use by running requests, 0 to 1."""
