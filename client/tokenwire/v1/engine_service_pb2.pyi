@@ -357,10 +357,15 @@ class AbortRequest(_message.Message):
 
     @_builtins.property
     def remember_unknown_for(self) -> _duration_pb2.Duration:
-        """How long to remember ids that are unknown, so that a request arriving later with
+        """How long to remember ids that are not live, so that a request arriving later with
         such an id ends immediately with ABORT and no tokens. Above zero, at most 1 hour.
 
-        If not set, unknown ids are not remembered.
+        An id that has finished is remembered too, and its outcome is still
+        ALREADY_FINISHED: the server cannot know whether the abort was meant for the
+        request that has finished or has overtaken one that reuses its id. Only an id
+        whose last request ended with ABORT is not remembered again.
+
+        If not set, an abort is about requests that have arrived, never about later ones.
         """
 
     def __init__(
