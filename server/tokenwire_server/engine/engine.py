@@ -311,8 +311,9 @@ class Engine:
 
     async def _abort(self, internal_ids: Sequence[str]) -> None:
         try:
-            # The external form would hit every request of an id, also one that has reused it.
-            await self._llm.abort(internal_ids, internal=True)
+            # The external form would hit every request of an id, also one that has reused it. An id given twice makes vLLM
+            # raise, and its books would never let go of that request again.
+            await self._llm.abort(list(dict.fromkeys(internal_ids)), internal=True)
         except EngineDeadError:
             logger.debug("the engine died before an abort")
         except Exception:
