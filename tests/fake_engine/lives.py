@@ -6,22 +6,27 @@ engine generates for it. So whatever a caller receives shows which request it be
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, cast
 
+from vllm.exceptions import VLLMValidationError
+
 from fake_engine.core import FakeEngineCore, FakeRequest
+from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1.generation_pb2 import GenerationInput
+from tokenwire.v1.generation_pb2 import FINISH_REASON_TIME_LIMIT, GenerationInput
 from tokenwire.v1.multiplex_pb2 import MultiplexAbort, MultiplexSubmit
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
 from tokenwire_server.access.caller import Caller
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.errors import engine_dead
+from tokenwire_server.errors import RequestError, engine_dead
 from tokenwire_server.requests.live_request import LiveRequest
 from tokenwire_server.requests.registry import Registry
 from tokenwire_server.services.engine import EngineServicer
 from tokenwire_server.services.host import Host
+from tokenwire_server.services.multiplex.stream import MultiplexStream
 
 BROKEN = 0
 """A token with which an output cannot be converted; serial numbers begin above it."""
@@ -73,6 +78,8 @@ class Stream(NamedTuple):
     """A Multiplex stream."""
 
     serials: set[int]
+    submits: Counter[int]
+    """Number of submits by handle."""
     actions: "asyncio.Queue[pb.MultiplexRequest]"
     context: Context
     task: "asyncio.Task[None]"
@@ -84,14 +91,17 @@ class Lives:
     def __init__(self, core: FakeEngineCore, engine: Engine) -> None:
         self.core = core
         self.registry = Registry(engine)
-        host = Host(ServerConfig())
-        host.state.serve(engine, self.registry)
-        self._servicer = EngineServicer(host)
+        self._engine = engine
+        self._host = Host(ServerConfig())
+        self._host.state.serve(engine, self.registry)
+        self._servicer = EngineServicer(self._host)
         self._count = 0
         self.calls: list[Call] = []
         self.streams: list[Stream] = []
         self.left: set[int] = set()
         """Requests whose callers have left before they were told of an end."""
+        self.limited: set[int] = set()
+        """Requests whose time limit has expired before anybody aborted them."""
         self.dead = False
         self.settled: list[tuple[str, int, int]] = []
         """Ids, serial numbers and outcomes, in the order in which the registry decided them."""
@@ -130,11 +140,15 @@ class Lives:
         async def call() -> None:
             await cast("Awaitable[None]", self._servicer.Multiplex(sent(), cast("Any", context)))
 
-        self.streams.append(Stream(set(), actions, context, _run(call)))
+        self.streams.append(Stream(set(), Counter(), actions, context, _run(call)))
 
     def submit(self, handle: int, request_id: str, n: int) -> None:
-        message = self._input(request_id, n)
         stream = self.streams[-1]
+        # A caller may use a handle again once it has read its end.
+        if stream.submits[handle] > _ends(stream.context, handle):
+            return
+        stream.submits[handle] += 1
+        message = self._input(request_id, n)
         stream.serials.add(len(message.prompt_token_ids))
         stream.actions.put_nowait(pb.MultiplexRequest(submit=MultiplexSubmit(handle=handle, input=message)))
 
@@ -156,6 +170,18 @@ class Lives:
         self.streams[-1].task.cancel()
         self._open_stream()
 
+    def give_up(self, which: int) -> None:
+        """Let a caller count as one that does not read."""
+        readers = sorted(self._host.slow_readers._readers, key=id)
+        if readers:
+            reader = readers[which % len(readers)]
+            self._host.slow_readers._readers.discard(reader)
+            reader.give_up(RequestError(Reason.SLOW_READER, "too slow"))
+            if isinstance(reader, MultiplexStream):
+                self.leave_stream()
+            else:
+                self.left |= {call.serial for call in self.calls}
+
     def _input(self, request_id: str, n: int) -> GenerationInput:
         self._count += 1
         params = SamplingParams(n=n, temperature=1.0)
@@ -170,8 +196,14 @@ class Lives:
             request.step(*[len(request.request.prompt_token_ids)] * tokens, finish=finish)
 
     def break_output(self, which: int, finish: str | None) -> None:
+        """Produce an output that cannot be delivered, and the next one before anybody can act on that."""
         if request := self._running(which):
             request.step(BROKEN, finish=finish)
+            request.step(len(request.request.prompt_token_ids))
+
+    def refuse(self, refused: bool) -> None:  # from a tuple
+        """Refuse new requests in the engine's own checks, or no longer."""
+        self.core.refusal = VLLMValidationError("not now") if refused else None
 
     def _running(self, which: int) -> FakeRequest | None:
         live = list(self.core.live.values())
@@ -180,7 +212,10 @@ class Lives:
     def max_time(self, which: int) -> None:
         live = list(self.registry._live.values())
         if live:
-            self.registry._on_max_time(live[which % len(live)])
+            limited = live[which % len(live)]
+            self.registry._on_max_time(limited)
+            if limited.cut_short == FINISH_REASON_TIME_LIMIT:
+                self.limited.add(len(limited.request.prompt_token_ids))
 
     def hold(self, held: bool) -> None:  # from a tuple
         """Let requests wait on their way into the engine, or no longer."""
@@ -217,6 +252,15 @@ def _run(call: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
             await call()
 
     return asyncio.create_task(run())
+
+
+def _ends(context: Context, handle: int) -> int:
+    ends = 0
+    for message in context.messages:
+        step = message.step
+        ends += sum(finish.handle == handle for finish in step.finished if finish.last)
+        ends += sum(event.handle == handle for event in (*step.rejected, *step.failed))
+    return ends
 
 
 class Told(NamedTuple):

@@ -34,22 +34,35 @@ _HANDLE = st.sampled_from([1, 2])
 _SUBMIT = st.tuples(st.just("submit"), _HANDLE, _ID, _N)
 _STEP = st.tuples(st.just("step"), _WHICH, st.integers(1, 3), st.sampled_from([None, None, "stop", "length"]))
 _TURNS = st.tuples(st.just("turns"), st.integers(1, 5))
-_EVENT = st.one_of(
-    st.tuples(st.just("generate"), _ID, _N, st.booleans()),
-    _SUBMIT,
-    _SUBMIT,
-    _STEP,
-    _STEP,
-    st.tuples(st.just("break_output"), _WHICH, st.sampled_from([None, "stop"])),
+_NEW = st.one_of(st.tuples(st.just("generate"), _ID, _N, st.booleans()), _SUBMIT, _SUBMIT)
+_CUT = st.one_of(
     st.tuples(st.just("abort"), st.lists(_ID, min_size=1, max_size=2, unique=True), st.sampled_from([None, 60.0])),
     st.tuples(st.just("abort_handles"), st.lists(_HANDLE, min_size=1, max_size=2)),
     st.tuples(st.just("leave_call"), _WHICH),
     st.tuples(st.just("leave_stream")),
+    st.tuples(st.just("give_up"), _WHICH),
     st.tuples(st.just("max_time"), _WHICH),
-    st.tuples(st.just("hold"), st.booleans()),
-    _TURNS,
-    _TURNS,
 )
+_BREAK = st.tuples(st.just("break_output"), _WHICH, st.sampled_from([None, "stop"]))
+
+
+def _on_its_way(new: Any, cut: Any, turns: Any) -> list[Any]:
+    """Let something happen to a request between its registration and its arrival in the engine."""
+    return [("hold", True), new, ("turns", 5), cut, turns, ("hold", False)]
+
+
+def _refused(new: Any, turns: Any) -> list[Any]:
+    return [("refuse", True), new, turns, ("turns", 5), ("refuse", False)]
+
+
+_PART = st.one_of(
+    st.lists(st.one_of(_NEW, _STEP, _TURNS), min_size=1, max_size=3),
+    st.lists(st.one_of(_CUT, _BREAK, _TURNS), min_size=1, max_size=2),
+    st.builds(lambda new, cut: [new, ("turns", 5), cut], _NEW, st.one_of(_CUT, _BREAK)),
+    st.builds(_on_its_way, _NEW, _CUT, _TURNS),
+    st.builds(_refused, _NEW, _TURNS),
+)
+_EVENTS = st.lists(_PART, min_size=1, max_size=8).map(lambda parts: [event for part in parts for event in part])
 
 
 @contextlib.contextmanager
@@ -99,6 +112,7 @@ async def live(config: VllmConfig, events: list[Any], *, dies: bool, direct_path
         check_registered_is_running(lives)
         await lives.end()
         check_nothing_is_left(lives)
+        assert dies or engine.unfinished == 0
         check_outcomes(lives, answers)
     finally:
         await engine.close()
@@ -109,6 +123,7 @@ def check_registered_is_running(lives: Lives) -> None:
     running = {len(request.request.prompt_token_ids) for request in lives.core.live.values()}
     registered = {len(live.request.prompt_token_ids) for live in lives.registry._live.values() if not live.sink.ended}
     assert lives.dead or running == registered
+    assert lives.dead or all(live.cut_short is None for live in lives.registry._live.values())
 
 
 def check_nothing_is_left(lives: Lives) -> None:
@@ -120,6 +135,7 @@ def check_nothing_is_left(lives: Lives) -> None:
 def check_outcomes(lives: Lives, answers: list[dict[str, int]]) -> None:
     told = [told_to_call(call) for call in lives.calls]
     told += [ended for stream in lives.streams for ended in told_to_stream(stream)]
+    assert all(FINISH_REASON_ABORT not in ended.reasons for ended in told if ended.serial in lives.limited)
     told_abort = {ended.serial for ended in told if FINISH_REASON_ABORT in ended.reasons}
     for _, serial, outcome in lives.settled:
         if outcome == ABORT_OUTCOME_ABORTED:
@@ -137,8 +153,8 @@ def check_outcomes(lives: Lives, answers: list[dict[str, int]]) -> None:
 def test_random_lives(vllm_config: VllmConfig, direct_path: bool) -> None:
     """FAULTS A."""
 
-    @examples(150)
-    @given(st.lists(_EVENT, min_size=1, max_size=25), st.booleans())
+    @examples(400)
+    @given(_EVENTS, st.booleans())
     def run(events: list[Any], dies: bool) -> None:
         asyncio.run(live(vllm_config, events, dies=dies, direct_path=direct_path))
 
