@@ -1,14 +1,14 @@
-# The same commands locally and in CI. `make` alone lists them.
+# The same commands run locally and in CI. `make` alone lists them.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-# Seen by scripts/setup.sh: the Python 3.11 to build on.
+# Read by scripts/setup.sh: the Python 3.11 interpreter to use.
 export PYTHON
 
-# The set-up puts every tool there: buf, grpcurl, ruff, mypy, tokenwire.
+# scripts/setup.sh installs every tool there: buf, grpcurl, ruff, mypy, tokenwire.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 ENGINE_EXTRAS := --extra server --extra cli --extra text --extra smg --extra demo
@@ -20,25 +20,26 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## Set up .venv with the CPU engine, the tests' and the checks' tools
+setup: ## Set up .venv with the CPU engine and the tools for tests and checks
 	@scripts/setup.sh dev
 
 .PHONY: demo
-demo: ## Set everything up and ask a real model through gRPC
+demo: ## Set everything up and ask a real model a question over gRPC
 	@scripts/setup.sh engine
 	@python scripts/demo.py
 
-# What runs the tests; `make coverage` measures meanwhile.
+# What runs the tests; `make coverage` replaces it.
 PYTEST := python -m pytest
 PYTEST_OPTIONS := --durations=20 --durations-min=1
 
 .PHONY: test
-test: ## Set everything up and run every test, in three parts at the same time
+test: ## Set everything up and run every test, in three parts in parallel
 	@scripts/setup.sh languages
 	@tokenwire demo-model
 	@$(MAKE) --jobs=3 test-simulated test-real test-real-alone
 
-# Most of each is an engine's start, on one core and the next; they take about the same time.
+# Each part spends most of its time waiting for engines to start; they take about equally long.
+# These files of tests/real share no server with the others.
 REAL_ALONE := $(addprefix tests/real/test_,process.py load_endings.py fidelity_tokenizer.py)
 
 .PHONY: test-simulated test-real test-real-alone
@@ -46,12 +47,11 @@ test-simulated:
 	@$(PYTEST) $(PYTEST_OPTIONS) tests/simulated tests/server tests/client tests/text
 test-real:
 	@$(PYTEST) $(PYTEST_OPTIONS) tests/real $(addprefix --ignore=,$(REAL_ALONE))
-# The servers of these are their own; the example clients are compiled.
 test-real-alone:
 	@$(PYTEST) $(PYTEST_OPTIONS) $(REAL_ALONE) tests/languages
 
 .PHONY: coverage
-coverage: ## Run every test with coverage.py, the processes that tests start included, and print what no test runs
+coverage: ## Run every test under coverage.py, including the processes that tests start, and print what no test runs
 	@rm -f .coverage .coverage.*
 	@$(MAKE) test PYTEST="coverage run -m pytest"
 	@coverage combine --quiet
@@ -62,7 +62,7 @@ test-fast: setup ## Run the tests that need no engine
 	@python -m pytest tests/client tests/server tests/text
 
 .PHONY: bench
-bench: ## Compare with every other way to drive vLLM and write docs/performance.md; QUICK=1 only looks, in two minutes
+bench: ## Compare with vLLM's other front ends and write docs/performance.md; QUICK=1: two minutes, terminal only
 	@scripts/setup.sh bench
 	@.venv-bench/bin/python -m bench $(if $(QUICK),--quick)
 
@@ -73,7 +73,7 @@ format: setup ## Format the code and the contract, and apply safe fixes
 	@buf format --write
 
 .PHONY: lint
-lint: setup ## Check style, types, the layers of the code, and the contract
+lint: setup ## Check style, types, import layers and the contract
 	@ruff check .
 	@ruff format --check .
 	@lint-imports --no-logo --no-cache
@@ -87,14 +87,14 @@ generate: ## Generate the Python stubs from protos/
 	@.venv-generate/bin/python scripts/generate.py
 
 .PHONY: check
-check: lint ## lint, the contract breaks nobody, the stubs are up to date, the client runs on its lowest and highest versions
+check: lint ## lint, plus backward compatibility, up-to-date stubs, and the client on its lowest and highest dependency versions
 	@buf breaking --against contract/v0.1.0.binpb
 	@scripts/setup.sh generate
 	@.venv-generate/bin/python scripts/generate.py --check
 	@python scripts/check_versions.py
 
 .PHONY: lock
-lock: ## Compile requirements/*.in into the hashed locks; versions stay unless UPGRADE=--upgrade
+lock: ## Compile requirements/*.in into hashed locks; versions are kept unless UPGRADE=--upgrade
 	@scripts/setup.sh uv
 	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/engine-cpu.in $(ENGINE_EXTRAS) \
 		--overrides requirements/overrides.txt --output-file requirements/engine-cpu.lock
@@ -107,13 +107,13 @@ lock: ## Compile requirements/*.in into the hashed locks; versions stay unless U
 soak: export TOKENWIRE_SOAK_SECONDS ?= 600
 soak: export TOKENWIRE_SOAK_STREAMS ?= 50000
 soak: export TOKENWIRE_SOAK_EXAMPLES ?= 5000
-soak: setup ## Run the long tests: chaos for ten minutes, 50,000 streams that are left, random bytes (about half an hour)
+soak: setup ## Run the long tests: ten minutes of chaos, 50,000 abandoned streams, random bytes (about half an hour)
 	@python -m pytest tests/simulated/test_chaos.py
-# In a process of its own, whose memory nothing else has used.
+# In a separate process, so that no other test affects the memory it measures.
 	@python -m pytest tests/simulated/test_memory.py
 	@python -m pytest tests/server/test_fuzz_bytes.py tests/server/test_fuzz_messages.py
 
 .PHONY: clean
-clean: ## Remove the environments and the tools' caches; the demo model's cache stays
+clean: ## Remove the environments and tool caches, but not the cached demo model
 	@rm -rf .venv .venv-bench .venv-generate bench/logs bench/results.json .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist \
 		examples/*/build examples/node/{dist,node_modules,src/gen}

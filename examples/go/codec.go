@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/runtime/protoimpl"
 )
 
-// codec takes messages of both of Go's protobuf generations. Debian's grpc-go 1.33 brings one for the older alone; from
-// grpc-go 1.36 on, delete this file.
+// codec accepts messages of both Go protobuf APIs. The codec in Debian's grpc-go 1.33 supports only the older one. With
+// grpc-go 1.36 or later, delete this file.
 type codec struct{}
 
 func init() { encoding.RegisterCodec(codec{}) }

@@ -1,4 +1,4 @@
-// A tour of a tokenwire server: every call, once. Prints a line for each answer.
+// A tour of a tokenwire server: makes every call once and prints one line per response.
 package main
 
 import (
@@ -72,7 +72,7 @@ func generateStream(ctx context.Context, engine pb.EngineServiceClient) error {
 	return nil
 }
 
-// Another call, on any connection, aborts a request by its id. Its own stream then ends with ABORT and without an error.
+// Aborts a request by its id, from a separate call. The aborted stream ends with ABORT, not with an error.
 func abort(ctx context.Context, engine pb.EngineServiceClient) error {
 	input := &pb.GenerationInput{
 		RequestId:      fmt.Sprintf("go-%d", os.Getpid()),
@@ -92,7 +92,7 @@ func abort(ctx context.Context, engine pb.EngineServiceClient) error {
 		if err != nil {
 			return err
 		}
-		// The first message only has the id.
+		// Only the first message has the id.
 		if response.RequestId != "" {
 			answer, err := engine.Abort(ctx, &pb.AbortRequest{RequestIds: []string{response.RequestId}})
 			if err != nil {
@@ -110,7 +110,7 @@ func abort(ctx context.Context, engine pb.EngineServiceClient) error {
 	return nil
 }
 
-// An error's reason is what programs branch on; its message is for people.
+// Programs branch on an error's reason; its message is for humans.
 func refused(ctx context.Context, engine pb.EngineServiceClient) error {
 	input := &pb.GenerationInput{PromptTokenIds: prompt, SamplingParams: &pb.SamplingParams{TopP: proto.Float64(2)}}
 	_, err := engine.Generate(ctx, &pb.GenerateRequest{Input: input})

@@ -11,7 +11,7 @@ import (
 	pb "tokenwire.example/gen/tokenwire/v1"
 )
 
-// A sequence of a request: its handle and its index.
+// sequence identifies one sequence of a request by its handle and index.
 type sequence struct{ handle, index uint32 }
 
 func submit(handle uint32, params *pb.SamplingParams) *pb.MultiplexRequest {
@@ -21,11 +21,11 @@ func submit(handle uint32, params *pb.SamplingParams) *pb.MultiplexRequest {
 	}
 }
 
-// addTokens appends the runs of new tokens in a step's columns.
+// addTokens appends the tokens of a step's entries to their sequences.
 func addTokens(step *pb.MultiplexStep, tokens map[sequence][]uint32) {
 	rest := step.TokenIds
 	for entry, handle := range step.Handles {
-		// A column that is left out says what holds for all: sequence 0, one token each.
+		// An empty column stands for the default of every entry: sequence 0, one token.
 		index, count := uint32(0), uint32(1)
 		if len(step.Indexes) > 0 {
 			index = step.Indexes[entry]
@@ -60,7 +60,7 @@ func printError(handle uint32, status *pb.ErrorStatus) {
 	fmt.Printf("multiplex %d: %s %s\n", handle, status.Reason, join(fields))
 }
 
-// Several requests on one bidirectional stream.
+// multiplex runs several requests on one bidirectional stream.
 func multiplex(ctx context.Context, engine pb.EngineServiceClient) error {
 	stream, err := engine.Multiplex(ctx)
 	if err != nil {
@@ -68,7 +68,7 @@ func multiplex(ctx context.Context, engine pb.EngineServiceClient) error {
 	}
 	for _, request := range []*pb.MultiplexRequest{
 		submit(1, greedy()),
-		// Two sequences, with several tokens in a message.
+		// Two sequences, with several tokens per message.
 		submit(2, &pb.SamplingParams{
 			N: proto.Uint32(2), Seed: proto.Int64(7), MaxTokens: proto.Uint32(8), StreamInterval: proto.Uint32(4),
 		}),
@@ -78,8 +78,8 @@ func multiplex(ctx context.Context, engine pb.EngineServiceClient) error {
 			return err
 		}
 	}
-	// A coordinator goes on sending, from another goroutine than the one that receives. After the end of its side,
-	// running requests finish and the server ends the stream.
+	// A coordinator keeps sending, in a separate goroutine from the one that receives. Half-closing lets requests in
+	// flight finish, then the server ends the stream.
 	if err := stream.CloseSend(); err != nil {
 		return err
 	}
@@ -92,16 +92,16 @@ func multiplex(ctx context.Context, engine pb.EngineServiceClient) error {
 		if err != nil {
 			return err
 		}
-		// Nil where the event is one that this program does not know or has not asked for.
+		// Nil for events that this program does not know or did not ask for.
 		if step := response.GetStep(); step != nil {
 			addTokens(step, tokens)
-			// After the tokens: a finish may come in the same message.
+			// After the tokens, since a finish can be in the same message.
 			printEnds(step, tokens)
 		}
 	}
 }
 
-// join writes values as words.
+// join formats values separated by spaces.
 func join(values interface{}) string {
 	return strings.Trim(fmt.Sprint(values), "[]")
 }

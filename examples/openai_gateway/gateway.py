@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP front end for a tokenwire engine: what a coordinator needs at least.
+"""An OpenAI-compatible HTTP front end for a tokenwire engine: a minimal coordinator.
 
 python examples/openai_gateway/gateway.py --engine 127.0.0.1:50051 --tokenizer MODEL_DIR --port 8000
 """
@@ -38,13 +38,13 @@ ERROR_STATUSES: list[tuple[type[Exception], int, str]] = [
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream tells beside the text."""
+    """What a stream reports in addition to the text."""
 
     include_usage: bool = False
 
 
 class Completion(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both ways to ask have in common. Fields that are not here are refused, not ignored."""
+    """The fields that both endpoints have in common. Fields that are not listed are refused, not ignored."""
 
     model: str | None = None
     stream: bool = False
@@ -52,7 +52,7 @@ class Completion(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = None
-    # The names below are those of SamplingParams.
+    # Named as in SamplingParams.
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -60,7 +60,7 @@ class Completion(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: float | None = None
     seed: int | None = None
     logit_bias: dict[int, float] | None = None
-    # vLLM has these too.
+    # vLLM's extensions of the OpenAI API.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -70,13 +70,13 @@ class Completion(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_stop_str_in_output: bool = False
 
     def sampling_params(self) -> SamplingParams:
-        """Give the engine's part."""
+        """Return the sampling parameters for the engine."""
         names = set(SamplingParams.__struct_fields__) & set(self.__struct_fields__)
         return SamplingParams(**{name: getattr(self, name) for name in names})
 
 
 class ChatCompletion(Completion, kw_only=True):
-    """The body of /v1/chat/completions."""
+    """The request body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -87,14 +87,14 @@ class ChatCompletion(Completion, kw_only=True):
 
 
 class PlainCompletion(Completion, kw_only=True):
-    """The body of /v1/completions."""
+    """The request body of /v1/completions."""
 
     prompt: str | list[int]
     max_tokens: int | None = 16
 
 
 class Answer:
-    """The shape of an endpoint's answers: whole ones and a stream's chunks."""
+    """Builds the response objects of an endpoint: complete responses and chunks of a stream."""
 
     def __init__(self, body: Completion, request_id: str, model: str) -> None:
         self.is_chat = isinstance(body, ChatCompletion)
@@ -105,17 +105,17 @@ class Answer:
         }
 
     def whole(self, result: TextResult) -> dict[str, Any]:
-        """Give the answer that is not streamed."""
+        """Return the response that is not streamed."""
         content = {"message": {"role": "assistant", "content": result.text}} if self.is_chat else {"text": result.text}
         return self._object("chat.completion", [self._choice(content, result)], usage=usage(result))
 
     def chunk(self, text: str, result: TextResult | None = None, **delta: str) -> dict[str, Any]:
-        """Give a chunk of a stream; the one with the result is the last."""
+        """Return a chunk of a stream; the last one has the result."""
         content = {"delta": {**delta, "content": text}} if self.is_chat else {"text": text}
         return self._object("chat.completion.chunk", [self._choice(content, result)])
 
     def usage_chunk(self, result: TextResult) -> dict[str, Any]:
-        """Give the chunk that follows the last one where it is asked for."""
+        """Return the usage chunk, which follows the last one if `include_usage` is set."""
         return self._object("chat.completion.chunk", [], usage=usage(result))
 
     def _choice(self, content: dict[str, Any], result: TextResult | None) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Answer:
 
 
 def usage(result: TextResult) -> dict[str, Any]:
-    """Give token counts in OpenAI's shape."""
+    """Return the token counts in OpenAI's format."""
     counts = result.usage
     total = counts.prompt_tokens + counts.completion_tokens
     return {
@@ -142,17 +142,17 @@ def usage(result: TextResult) -> dict[str, Any]:
 
 
 def json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Make a JSON response."""
+    """Return a JSON response."""
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
 def event(content: Any) -> bytes:
-    """Make a server-sent event."""
+    """Return a server-sent event."""
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Give the HTTP status and OpenAI's error object."""
+    """Return the HTTP status and OpenAI's error object."""
     status, kind = next((status, kind) for types, status, kind in ERROR_STATUSES if isinstance(error, types))
     violations = error.field_violations if isinstance(error, tokenwire.StatusError) else ()
     parameter = violations[0].field.rpartition(".")[2] if violations else None
@@ -161,14 +161,14 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 async def error_response(_request: Request, error: Exception) -> Response:
-    """Turn a refusal into OpenAI's error JSON."""
+    """Convert an error to OpenAI's error JSON."""
     status, body = error_body(error)
     delay = getattr(error, "retry_delay", None)
     return json(body, status, None if delay is None else {"retry-after": f"{delay:.0f}"})
 
 
 async def unless_disconnected(request: Request, work: Awaitable[_T]) -> _T:
-    """Do the work, or cancel it where the HTTP client goes away, which ends the engine's request."""
+    """Await the work, or cancel it if the HTTP client disconnects, which aborts the engine's request."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -186,19 +186,19 @@ async def unless_disconnected(request: Request, work: Awaitable[_T]) -> _T:
 
 
 async def gone(_request: Request, _error: Exception) -> Response:
-    """Answer nobody."""
+    """Respond to a client that has disconnected."""
     return Response(status_code=499)
 
 
 class Gateway:
-    """The endpoints over one engine."""
+    """The HTTP endpoints in front of one engine."""
 
     def __init__(self, text: TextClient, model_names: Sequence[str]) -> None:
         self._text = text
         self._model_names = model_names
 
     def app(self) -> Starlette:
-        """Make the application."""
+        """Return the ASGI application."""
         handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
             error: error_response for error, _, _ in ERROR_STATUSES
         }
@@ -217,12 +217,12 @@ class Gateway:
         return json({"object": "list", "data": models})
 
     async def chat_completions(self, request: Request) -> Response:
-        """Answer a chat."""
+        """Complete a chat."""
         body = msgspec.json.decode(await request.body(), type=ChatCompletion)
         return await self._answer(request, body, body.messages)
 
     async def completions(self, request: Request) -> Response:
-        """Continue a text."""
+        """Complete a text."""
         body = msgspec.json.decode(await request.body(), type=PlainCompletion)
         return await self._answer(request, body, body.prompt)
 
@@ -235,7 +235,7 @@ class Gateway:
             result = await unless_disconnected(request, work)
             return json(Answer(body, result.request_id, model).whole(result))
         text = self._text.stream(prompt, body.sampling_params(), **options)
-        # With the first piece the engine has taken the request; what it refuses becomes an HTTP status.
+        # Once there is a piece, the engine has accepted the request; before that, an error can still be an HTTP status.
         first = await unless_disconnected(request, anext(text, ""))
         with_usage = body.stream_options is not None and body.stream_options.include_usage
         chunks = events(Answer(body, text.request_id, model), text, first, with_usage=with_usage)
@@ -243,7 +243,7 @@ class Gateway:
 
 
 async def events(answer: Answer, text: TextStream, first: str, *, with_usage: bool) -> AsyncIterator[bytes]:
-    """Give a text as events. Starlette cancels this where the client goes away, which leaves the block."""
+    """Yield a text as events. Starlette cancels this if the client disconnects, which leaves the block."""
     try:
         async with text:
             yield event(answer.chunk(first, role="assistant") if answer.is_chat else answer.chunk(first))
@@ -258,10 +258,14 @@ async def events(answer: Answer, text: TextStream, first: str, *, with_usage: bo
 
 
 async def main() -> None:
-    """Serve until a signal."""
+    """Serve until interrupted by a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", default="127.0.0.1:50051", help="the tokenwire server (default: %(default)s)")
-    parser.add_argument("--tokenizer", help="the model's folder (default: the engine's, where it is on this machine)")
+    parser.add_argument(
+        "--engine", default="127.0.0.1:50051", help="address of the tokenwire server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokenizer", help="the model's directory (default: the engine's, if it exists on this machine)"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
@@ -275,6 +279,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # uvicorn has ended by then, and passes the signal on.
+    # uvicorn raises the signal again after its shutdown.
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())

@@ -12,6 +12,8 @@ class ExitCode(IntEnum):
 
     OK = 0
     """A stop signal, and a clean end."""
+    INTERNAL = 1
+    """A background task of the server failed; the log has the cause."""
     USAGE = 2
     """Bad options."""
     STARTUP = 3

@@ -173,6 +173,8 @@ class FakeEngineCore:
         else:
             self._arrivals.put_nowait(sequence)
         await self.admission.wait()
+        if self.resources.engine_dead:
+            raise EngineDeadError
 
     async def add_lora_async(self, adapter: LoRARequest) -> bool:
         if self.refusal is not None:

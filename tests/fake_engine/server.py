@@ -16,10 +16,10 @@ from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
-from tokenwire_server.requests.reception import Reception
 from tokenwire_server.requests.registry import Registry
+from tokenwire_server.services import engine as engine_service
 from tokenwire_server.services import smg
-from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.services.host import Host
 from tokenwire_server.transport.server import Transport
 
 _T = TypeVar("_T")
@@ -60,8 +60,9 @@ class FakeEngineServer:
         self.core = core
         self.engine = engine
         self.registry = Registry(engine, config.max_requests_per_client)
-        self.reception = Reception(config)
-        self.transport = Transport(config, EngineServicer(self.reception), smg.services(self.reception))
+        self.host = Host(config)
+        self.state = self.host.state
+        self.transport = Transport(config, [engine_service.service(self.host), *smg.services(self.host)])
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -73,6 +74,7 @@ class FakeEngineServer:
         llm = await make_llm(config, core)
         self = cls(core, Engine(llm, **engine), server or ServerConfig(port=0))
         await self.transport.start()
+        watching = asyncio.create_task(self.transport.watch_files())
         if ready:
             self.serve()
             await self.transport.set_serving(True)
@@ -82,12 +84,13 @@ class FakeEngineServer:
                 self.stub = EngineServiceStub(channel)
                 yield self
         finally:
+            watching.cancel()
             await self.transport.stop(0)
             await self.engine.close()
 
     def serve(self) -> None:
         """The engine has loaded."""
-        self.reception.serve(self.engine, self.registry)
+        self.state.serve(self.engine, self.registry)
 
     def connect(self, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
         """Open another connection, not shared with any other channel."""

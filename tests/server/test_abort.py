@@ -249,10 +249,17 @@ async def test_a_refused_request_does_not_use_the_memory_up(server: FakeEngineSe
     assert (await within(server.generate(request_id="a"))).outputs[0].finish_reason == ABORT
 
 
-async def test_remembering_leaves_live_and_finished_ids_as_they_are(server: FakeEngineServer) -> None:
+async def test_an_abort_may_overtake_the_reuse_of_an_id(server: FakeEngineServer) -> None:
     server.core.answer = [5]
     await within(server.generate(request_id="a"))
+    # Without remembering it, this is about the id's earlier life only.
+    assert await server.abort("a") == [ABORT_OUTCOME_ALREADY_FINISHED]
+    assert (await within(server.generate(request_id="a"))).outputs[0].finish_reason == LENGTH
+    # With it, it is also about a request that is on its way.
     assert await server.abort("a", remember_unknown_for=Duration(seconds=60)) == [ABORT_OUTCOME_ALREADY_FINISHED]
+    assert (await within(server.generate(request_id="a"))).outputs[0].finish_reason == ABORT
+    # That was the request which the abort was for: repeating the abort remembers nothing.
+    assert await server.abort("a", remember_unknown_for=Duration(seconds=60)) == [ABORT_OUTCOME_ABORTED]
     assert (await within(server.generate(request_id="a"))).outputs[0].finish_reason == LENGTH
 
 

@@ -18,8 +18,8 @@ from tokenwire_server.config import ExitCode, ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.process.arguments import parse
 from tokenwire_server.process.server import Server
-from tokenwire_server.requests.reception import Reception
-from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.services.engine import service
+from tokenwire_server.services.host import Host
 from tokenwire_server.transport.server import BindError, Transport
 
 TOKEN = "alice-token-0123456789"  # noqa: S105  # of the tests
@@ -35,7 +35,7 @@ def folder() -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def listening(config: ServerConfig) -> AsyncIterator[Transport]:
-    transport = Transport(config, EngineServicer(Reception(config)))
+    transport = Transport(config, [service(Host(config))])
     await transport.start()
     try:
         yield transport

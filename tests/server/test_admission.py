@@ -16,6 +16,7 @@ from tokenwire.v1.generation_pb2 import FINISH_REASON_ABORT, GenerationInput
 from tokenwire.v1.multiplex_pb2 import MultiplexSubmit
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
 from tokenwire_server.conversion import request as conversion
+from tokenwire_server.requests.server_state import State
 
 RETRY = (grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", 1.0)
 
@@ -174,7 +175,7 @@ async def test_so_does_one_that_was_aborted_before_it_arrived(decode: FakeEngine
 
 
 async def test_so_does_one_that_a_draining_server_refuses(decode: FakeEngineServer) -> None:
-    decode.reception.refuse_new()
+    decode.state.enter(State.DRAINING)
     assert (await failure_of(decode.generate(kv_transfer_params_json=KV))).reason == "DRAINING"
     assert await released(decode) == [REMOTE]
 

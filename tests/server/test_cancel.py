@@ -14,7 +14,7 @@ from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire_server.access.caller import Caller
-from tokenwire_server.engine.sink import CallSink
+from tokenwire_server.services.call_sink import CallSink
 
 INPUT = GenerationInput(prompt_token_ids=[1, 2, 3])
 

@@ -102,7 +102,7 @@ async def test_trace_headers_reach_an_engine_that_traces(tmp_path: Path) -> None
     # Not through AsyncLLM: it drops them unless a collector's address is configured, and then it connects to it.
     async with FakeEngineServer.run(make_config(tmp_path)) as server:
         message = GenerationInput(prompt_token_ids=[1], trace_headers={"traceparent": "00-a-b-01"})
-        request = server.engine.request(message, "a", stream=False)
+        request = server.engine.convert(message, request_id="a", stream=False)
         assert request.trace_headers == {"traceparent": "00-a-b-01"}
 
 

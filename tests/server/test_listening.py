@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fake_engine import within
 from tokenwire_server.config import ServerConfig
-from tokenwire_server.requests.reception import Reception
-from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.services.engine import service
+from tokenwire_server.services.host import Host
 from tokenwire_server.transport import server as transport_module
 from tokenwire_server.transport.server import BindError, Transport
 
@@ -29,7 +29,7 @@ async def make() -> AsyncIterator[Callable[[ServerConfig], Transport]]:
     made: list[Transport] = []
 
     def transport(config: ServerConfig) -> Transport:
-        made.append(Transport(config, EngineServicer(Reception(config))))
+        made.append(Transport(config, [service(Host(config))]))
         return made[-1]
 
     yield transport

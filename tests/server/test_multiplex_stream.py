@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from vllm.config import VllmConfig
@@ -11,7 +11,6 @@ from fake_engine import FakeEngineServer, read, within
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.multiplex_pb2 import MultiplexAbort, MultiplexSubmit
-from tokenwire_server.access.caller import Caller
 from tokenwire_server.errors import RequestError
 from tokenwire_server.services.multiplex.stream import MultiplexStream
 
@@ -24,15 +23,38 @@ async def server(vllm_config: VllmConfig) -> Any:
         yield running
 
 
+class UnreadContext:
+    """A call whose caller takes its first message and then reads no more."""
+
+    def __init__(self) -> None:
+        self.written: asyncio.Queue[pb.MultiplexResponse] = asyncio.Queue()
+        self.reads = asyncio.Event()
+
+    def invocation_metadata(self) -> None:
+        return None
+
+    def peer_identities(self) -> None:
+        return None
+
+    def auth_context(self) -> dict[str, Any]:
+        return {}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def write(self, response: pb.MultiplexResponse) -> None:
+        self.written.put_nowait(response)
+        await self.reads.wait()
+
+
 class Unread:
-    """A stream that has given out its first message, which stays in the middle of its writing."""
+    """A stream that is blocked in the write of its first message."""
 
     def __init__(self, server: FakeEngineServer) -> None:
         self.actions: asyncio.Queue[pb.MultiplexRequest] = asyncio.Queue()
-        self.stream = MultiplexStream(
-            server.engine, server.registry, Caller("", "test"), check=lambda: None, max_requests=4
-        )
-        self.messages = self.stream.run(self._sent())
+        self.context = UnreadContext()
+        self.stream = MultiplexStream(server.host, cast("Any", self.context))
+        self.running = asyncio.create_task(self.stream.run(self._sent()))
 
     async def _sent(self) -> AsyncIterator[pb.MultiplexRequest]:
         while True:
@@ -40,7 +62,7 @@ class Unread:
 
     async def refuse_one(self) -> None:
         self.actions.put_nowait(WITHOUT_INPUT)
-        [rejection] = (await within(anext(self.messages))).step.rejected
+        [rejection] = (await within(self.context.written.get())).step.rejected
         assert rejection.status.reason == Reason.INVALID_FIELD
 
     async def send(self, count: int) -> None:
@@ -58,7 +80,7 @@ async def test_refusals_that_are_not_read_count_as_waiting(server: FakeEngineSer
     await unread.send(100)
     assert unread.actions.empty()
     assert unread.stream.waiting() >= 1000
-    await unread.messages.aclose()
+    unread.running.cancel()
 
 
 async def test_a_stream_that_was_given_up_reads_no_further(server: FakeEngineServer) -> None:
@@ -69,8 +91,9 @@ async def test_a_stream_that_was_given_up_reads_no_further(server: FakeEngineSer
     await unread.send(100)
     assert unread.actions.qsize() >= 99
     assert unread.stream.waiting() == 0
+    unread.context.reads.set()
     with pytest.raises(RequestError, match="too slow"):
-        await within(anext(unread.messages))
+        await within(unread.running)
 
 
 @pytest.mark.parametrize("count", [0, 16_385, 1_000_000])

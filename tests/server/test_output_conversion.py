@@ -10,6 +10,7 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput, SamplingMask, WeightVersionSpan
+from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import PrefillStats, RequestSpecDecodeMetrics, RequestStateStats
 from vllm.v1.outputs import LogprobsLists
 
@@ -18,6 +19,7 @@ from tokenwire.v1 import engine_service_pb2 as pb_service
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.engine_service_pb2 import GenerateResponse
 from tokenwire_server.conversion.outputs import to_chunk
+from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.services import responses
 
 
@@ -32,8 +34,8 @@ def completion(*token_ids: int, index: int = 0, **values: Any) -> CompletionOutp
 
 
 def unary(engine_output: RequestOutput, **fields: Any) -> GenerateResponse:
-    message = pb.GenerationInput(prompt_token_ids=[1, 2, 3], **fields)
-    return responses.unary(message, "a", to_chunk(engine_output))
+    request = EngineRequest(request_id="a", prompt_token_ids=[1, 2, 3], params=SamplingParams(), **fields)
+    return responses.unary(request, to_chunk(engine_output))
 
 
 def flat(*positions: tuple[list[int], list[float], int]) -> FlatLogprobs:

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams
 
 from fake_engine import FakeEngineServer
 from fake_engine.fuzz import examples
@@ -13,12 +14,15 @@ from tokenwire.v1.engine_service_pb2 import (
     ABORT_OUTCOME_REMEMBERED,
 )
 from tokenwire_server.access.caller import Caller
-from tokenwire_server.engine.sink import CallSink
-from tokenwire_server.requests.fair_cache import Recent
+from tokenwire_server.conversion.request import EngineRequest
+from tokenwire_server.requests.fair_cache import FairCache
+from tokenwire_server.requests.live_request import LiveRequest
+from tokenwire_server.requests.registry import Registry
+from tokenwire_server.services.call_sink import CallSink
 
 
 def test_a_new_value_is_the_newest_and_the_oldest_goes() -> None:
-    recent: Recent[int] = Recent(2)
+    recent: FairCache[int] = FairCache(2)
     recent.put(("", "a"), 1)
     recent.put(("", "b"), 2)
     recent.put(("", "a"), 3)
@@ -34,7 +38,7 @@ _KEYS = st.tuples(st.sampled_from("pqr"), st.sampled_from("abcdefgh"))
 @given(st.lists(st.tuples(st.booleans(), _KEYS)))
 def test_it_is_bounded_and_a_share_is_safe(actions: list[tuple[bool, tuple[str, str]]]) -> None:
     size, principals = 6, 3
-    recent: Recent[int] = Recent(size)
+    recent: FairCache[int] = FairCache(size)
     model: dict[tuple[str, str], int] = {}
     for number, (put, key) in enumerate(actions):
         if put:
@@ -56,17 +60,22 @@ def test_it_is_bounded_and_a_share_is_safe(actions: list[tuple[bool, tuple[str, 
         model = {known: model[known] for known in model if known in kept}
 
 
+def register(registry: Registry, caller: Caller, request_id: str) -> LiveRequest:
+    request = EngineRequest(request_id=request_id, prompt_token_ids=[1], params=SamplingParams())
+    return registry.register(caller, request, CallSink(stream=False))
+
+
 async def test_one_principals_requests_push_out_nothing_of_anothers(vllm_config: VllmConfig) -> None:
     one, other = Caller("one", "one"), Caller("other", "other")
     async with FakeEngineServer.run(vllm_config) as server:
         registry = server.registry
-        registry.finish(registry.open(one, "mine", CallSink(stream=False)), ())
+        registry.finish(register(registry, one, "mine"))
         assert await registry.abort(one, ["early"], 60) == [ABORT_OUTCOME_REMEMBERED]
         for number in range(17_000):
-            registry.finish(registry.open(other, f"r{number}", CallSink(stream=False)), ())
+            registry.finish(register(registry, other, f"r{number}"))
         await registry.abort(other, [f"s{number}" for number in range(101_000)], 60)
         assert await registry.abort(one, ["mine"], None) == [ABORT_OUTCOME_ALREADY_FINISHED]
-        assert registry.open(one, "early", CallSink(stream=False)).outcome == ABORT_OUTCOME_ABORTED
+        assert register(registry, one, "early").outcome == ABORT_OUTCOME_ABORTED
         # Its own are bounded all the same.
         assert await registry.abort(other, ["r0", "r16999"], None) == [
             ABORT_OUTCOME_NOT_FOUND,

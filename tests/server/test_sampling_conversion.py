@@ -14,7 +14,7 @@ from fake_engine import FakeEngineServer, failure_of, make_config, within
 from fake_engine.core import EOS, MAX_MODEL_LEN
 from tokenwire.v1 import sampling_params_pb2 as pb
 from tokenwire.v1.generation_pb2 import GenerationInput
-from tokenwire_server.conversion.request import to_engine
+from tokenwire_server.conversion.request import to_engine_request
 
 IDS = pb.TokenIds(token_ids=[7, 5])
 
@@ -154,7 +154,8 @@ async def test_a_field_is_handed_over(
 ) -> None:
     async with FakeEngineServer.run(vllm_config, keep_tokenizer=True) as server:
         message = GenerationInput(prompt_token_ids=[1], sampling_params=pb.SamplingParams(**{field: value}))
-        params = to_engine(message, server.engine.limits, {}, request_id="a", stream=False).params
+        limits = server.engine.limits
+        params = to_engine_request(message, limits, {}, request_id="a", trace_headers=None, stream=False).params
         assert same(getattr(params, name), expected)
 
 
@@ -162,7 +163,7 @@ async def test_rows_of_prompt_logprob_token_ids_are_handed_over_padded(server: F
     rows = pb.TokenIdRows(rows=[pb.TokenIds(token_ids=[7, 5]), pb.TokenIds(token_ids=[9])])
     sampling = pb.SamplingParams(prompt_logprob_token_ids=rows, prompt_logprob_start=1)
     message = GenerationInput(prompt_token_ids=[1, 2, 3, 4], sampling_params=sampling)
-    params = server.engine.request(message, "a", stream=False).params
+    params = server.engine.convert(message, request_id="a", stream=False).params
     assert np.array_equal(params.prompt_logprob_token_ids, [[7, 5], [9, -1]])
     assert params.prompt_logprob_start == 1
 

@@ -14,13 +14,15 @@ NOW = 1_000_000.0
 
 
 class Stalled(Reader):
-    """A reader that has stood still for some seconds while values wait for it."""
+    """A reader that has been blocked for some seconds while values wait for it."""
 
     def __init__(self, seconds: float | None, waiting: int = 0) -> None:
-        super().__init__()
-        self.blocked_since = None if seconds is None else NOW - seconds
         self.error: RequestError | None = None
+        self._seconds = seconds
         self._waiting = waiting
+
+    def blocked_since(self) -> float | None:
+        return None if self._seconds is None else NOW - self._seconds
 
     def waiting(self) -> int:
         return self._waiting

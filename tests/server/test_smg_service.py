@@ -23,6 +23,7 @@ from fake_engine import FakeEngineServer, collect, failure_of, make_config, read
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.process.arguments import parse
+from tokenwire_server.requests.server_state import State
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 SMG = ServerConfig(port=0, smg=True)
@@ -236,7 +237,7 @@ async def test_what_was_prefilled_elsewhere_is_released_by_a_refusal(tmp_path: P
 async def test_a_caller_that_does_not_read_is_ended(vllm_config: VllmConfig) -> None:
     settings = ServerConfig(port=0, smg=True, slow_reader_timeout=0.1)
     async with FakeEngineServer.run(vllm_config, server=settings) as server:
-        watching = asyncio.create_task(server.reception.slow_readers.run())
+        watching = asyncio.create_task(server.host.slow_readers.run())
         call = generate(VllmEngineStub(server.channel), stream=True)
         first = asyncio.ensure_future(read(call))
         request = await server.core.next_request()
@@ -308,7 +309,7 @@ async def test_health_while_loading_serving_and_draining(vllm_config: VllmConfig
         server.serve()
         await server.transport.set_serving(True)
         assert await state() == (True, health_pb2.HealthCheckResponse.SERVING)
-        server.reception.refuse_new()
+        server.state.enter(State.DRAINING)
         await server.transport.set_serving(False)
         assert await state() == (False, health_pb2.HealthCheckResponse.NOT_SERVING)
         assert (await failure_of(generate(stub).read())).reason == "DRAINING"

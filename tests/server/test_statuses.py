@@ -32,6 +32,7 @@ from tokenwire_server import errors
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, Violation
+from tokenwire_server.requests.server_state import State
 
 Code = grpc.StatusCode
 
@@ -154,7 +155,7 @@ async def test_an_output_that_cannot_be_read_fails_its_own_request_only(
     assert (failure.code, failure.reason) == (Code.INTERNAL, "INTERNAL")
     assert "secret" not in repr(failure)
     assert list((await within(other)).outputs[0].token_ids) == [6]
-    assert "could not pass on" in caplog.text
+    assert "could not deliver" in caplog.text
     assert await server.core.next_abort() == [request.internal_id]
 
 
@@ -202,7 +203,7 @@ async def test_a_draining_server_refuses_new_requests_and_ends_the_running_ones(
     request = await server.core.next_request()
     aborted = server.generate(request_id="a")
     await server.core.next_request()
-    server.reception.refuse_new()
+    server.state.enter(State.DRAINING)
     for call in (server.generate(), server.stream().read()):
         failure = await failure_of(call)
         assert (failure.code, failure.reason, failure.retry_delay) == (Code.UNAVAILABLE, "DRAINING", None)

@@ -20,7 +20,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class EngineInfo(_message.Message):
-    """What an engine is and can do. Absent means not known, a present zero is a fact."""
+    """Static information about an engine: its model, limits and features. An absent
+    field is unknown; a zero that is present is a value.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -39,52 +41,55 @@ class EngineInfo(_message.Message):
     TOKENWIRE_VERSION_FIELD_NUMBER: _builtins.int
     VLLM_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The base model as the server was asked to load it: a name or a folder."""
+    """The base model as passed to the server: a name or a local path."""
     max_model_len: _builtins.int
-    """Most tokens of prompt and output together."""
+    """Maximum number of tokens in a sequence, prompt and output together."""
     vocab_size: _builtins.int
-    """Size of the vocabulary: ids from 0 to below it are valid."""
+    """Size of the vocabulary. Valid token ids are 0 to vocab_size - 1."""
     dtype: _builtins.str
-    """Element type of the model's weights, "bfloat16" for example."""
+    """Data type of the model's weights, for example "bfloat16"."""
     contract_revision: _builtins.int
-    """Revision of this contract that the server was built from. It rises with every
-    change, so that a client can tell whether a server knows a field.
+    """Revision of this contract that the server was built from. It increases with
+    every change, so that a client can check whether a server knows a field.
     """
     tokenwire_version: _builtins.str
-    """Version of tokenwire."""
+    """tokenwire version of the server."""
     vllm_version: _builtins.str
-    """Version of vLLM."""
+    """vLLM version of the server."""
     @_builtins.property
     def served_model_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names that requests may use for the base model, the first one preferred."""
+        """Names that requests can use for the base model, the preferred one first."""
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
-        """LoRA adapters that requests may name."""
+        """LoRA adapters that requests can use.
+
+        Empty if there are none.
+        """
 
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that end a sequence: the tokenizer's EOS first, then the further ones of
-        the model's configuration.
+        """Token ids that end a sequence: the tokenizer's EOS first, then the additional
+        ones from the model's configuration.
         """
 
     @_builtins.property
     def limits(self) -> Global___Limits:
-        """What a request may ask for."""
+        """Limits on requests and messages."""
 
     @_builtins.property
     def parallelism(self) -> Global___Parallelism:
-        """How the engine is spread over devices."""
+        """How the engine is parallelized across devices."""
 
     @_builtins.property
     def kv_cache(self) -> Global___KvCache:
-        """The KV cache."""
+        """Configuration of the KV cache."""
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of what the server supports beside the contract's core, "multiplex" or
-        "structured_outputs" for example. A field of an absent feature is refused with
-        UNIMPLEMENTED or FAILED_PRECONDITION.
+        """Optional features that the server supports, for example "multiplex" or
+        "structured_outputs". A field that belongs to a feature missing here is refused
+        with UNIMPLEMENTED or FAILED_PRECONDITION.
         """
 
     def __init__(
@@ -139,7 +144,7 @@ class Adapter(_message.Message):
     name: _builtins.str
     """Name that requests use."""
     path: _builtins.str
-    """Where it was loaded from."""
+    """Path that the adapter was loaded from."""
     def __init__(
         self,
         *,
@@ -168,28 +173,30 @@ class Limits(_message.Message):
     MAX_RECEIVE_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_SEND_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     max_num_seqs: _builtins.int
-    """Most sequences in one step; also the highest n."""
+    """Maximum number of sequences in one engine step. `n` may not exceed it."""
     max_num_batched_tokens: _builtins.int
-    """Most tokens in one step."""
+    """Maximum number of tokens in one engine step."""
     max_logprobs: _builtins.int
-    """Most log probabilities for each token.
+    """Maximum number of log probabilities to report for each token.
 
-    The vocabulary's size where the engine sets no limit.
+    The size of the vocabulary if the engine sets no limit.
     """
     max_num_queued_reqs: _builtins.int
-    """Most unfinished sequences before requests are refused.
+    """Maximum number of unfinished sequences, queued and running. A request that would
+    exceed it is refused with UNAVAILABLE.
 
-    Absent where there is no limit.
+    Absent if there is no limit.
     """
     max_num_queued_tokens: _builtins.int
-    """Prompt tokens in prefill from which on requests are refused.
+    """Number of prompt tokens in unfinished prefills at which new requests are refused
+    with UNAVAILABLE.
 
-    Absent where there is no limit.
+    Absent if there is no limit.
     """
     max_receive_message_bytes: _builtins.int
-    """Largest message that the server takes, in bytes."""
+    """Maximum size of a message that the server receives, in bytes."""
     max_send_message_bytes: _builtins.int
-    """Largest message that the server sends, in bytes."""
+    """Maximum size of a message that the server sends, in bytes."""
     def __init__(
         self,
         *,
@@ -238,7 +245,7 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Parallelism(_message.Message):
-    """How an engine is spread over devices."""
+    """How an engine is parallelized across devices."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -279,7 +286,9 @@ Global___Parallelism: _TypeAlias = Parallelism  # noqa: Y015
 
 @_typing.final
 class KvCache(_message.Message):
-    """Facts about an engine's KV cache, for routers that compute block hashes."""
+    """Configuration of an engine's KV cache, as a router needs it to compute block
+    hashes.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -292,33 +301,33 @@ class KvCache(_message.Message):
     KV_ROLE_FIELD_NUMBER: _builtins.int
     KV_EVENTS_ENDPOINTS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
-    """Tokens in a block."""
+    """Number of tokens in a block."""
     num_blocks: _builtins.int
-    """Number of blocks of one rank."""
+    """Number of blocks of each rank."""
     prefix_caching: _builtins.bool
-    """Whether prefixes are cached."""
+    """Whether prefix caching is enabled."""
     prefix_caching_hash_algo: _builtins.str
-    """Name of the hash function of the prefix cache, "sha256" for example."""
+    """Hash function of the prefix cache, for example "sha256"."""
     hash_seed: _builtins.str
-    """Value of PYTHONHASHSEED, which seeds the first block's hash.
+    """Value of PYTHONHASHSEED, which seeds the hash of the first block.
 
-    Absent where it is not set: hashes differ from process to process.
+    Absent if it is not set, in which case hashes differ between processes.
     """
     kv_connector: _builtins.str
     """Name of the KV connector.
 
-    Absent where there is none.
+    Absent if there is none.
     """
     kv_role: _builtins.str
-    """The KV connector's role, "kv_producer", "kv_consumer" or "kv_both".
+    """Role of the KV connector: "kv_producer", "kv_consumer" or "kv_both".
 
-    Absent where there is no connector.
+    Absent if there is no connector.
     """
     @_builtins.property
     def kv_events_endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Where each rank publishes its KV events, the first for rank 0.
+        """Endpoints that the ranks publish KV events on, rank 0 first.
 
-        Empty where KV events are off.
+        Empty if KV events are disabled.
         """
 
     def __init__(

@@ -20,21 +20,23 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class EngineLoad(_message.Message):
-    """How busy an engine is. Absent means not known, a present zero is a fact."""
+    """The current load of an engine. An absent field is unknown; a zero that is present
+    is a value.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_LIVE_REQUESTS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     num_live_requests: _builtins.int
-    """Requests of all callers that the server holds: queued, running, or ended with
-    an answer that has not been made yet. A request with n > 1 counts once.
+    """Number of requests in flight on the server, from all callers: queued, running, or
+    finished with the response not yet built. A request with n > 1 counts once.
     """
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
-        """The load of each data-parallel rank, by rank.
+        """Load of each data-parallel rank, in order of rank.
 
-        Empty where the server runs without statistics (--disable-log-stats).
+        Empty if the server runs with --disable-log-stats.
         """
 
     def __init__(
@@ -53,8 +55,9 @@ Global___EngineLoad: _TypeAlias = EngineLoad  # noqa: Y015
 
 @_typing.final
 class RankLoad(_message.Message):
-    """How busy a data-parallel rank is, as of the engine's last step: gauges, and totals
-    since the engine started, from which a caller that asks again makes rates.
+    """The load of one data-parallel rank as of the engine's last step. Fields are either
+    gauges or counters; counters start at zero with the engine, and the difference of
+    two readings gives a rate.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -69,25 +72,27 @@ class RankLoad(_message.Message):
     PREFIX_CACHE_HITS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     data_parallel_rank: _builtins.int
-    """The rank, from 0."""
+    """The data-parallel rank, from 0."""
     num_running_reqs: _builtins.int
-    """Sequences that the scheduler runs."""
+    """Gauge: sequences that the scheduler is running."""
     num_waiting_reqs: _builtins.int
-    """Sequences that wait for a place in the scheduler, or for something else: a
-    grammar or another engine's KV cache for example.
+    """Gauge: sequences waiting to be scheduled, or blocked on something else, for
+    example a grammar or a KV transfer.
     """
     kv_cache_usage: _builtins.float
-    """Share of the KV cache's blocks that running requests use, from 0 to 1."""
+    """Gauge: fraction of the KV cache's blocks in use by running requests, 0 to 1."""
     prompt_tokens: _builtins.int
-    """Prompt tokens of requests whose prompt is done, in total, cached ones too."""
+    """Counter: prompt tokens of requests that have completed prefill, including cached
+    tokens.
+    """
     generation_tokens: _builtins.int
-    """Generated tokens, in total."""
+    """Counter: generated tokens."""
     prefix_cache_queries: _builtins.int
-    """Prompt tokens that were looked up in the prefix cache, in total."""
+    """Counter: prompt tokens looked up in the prefix cache."""
     prefix_cache_hits: _builtins.int
-    """Prompt tokens that the prefix cache had, in total."""
+    """Counter: prompt tokens found in the prefix cache."""
     num_preemptions: _builtins.int
-    """Times that a running sequence had to give its place up, in total."""
+    """Counter: preemptions of running sequences."""
     def __init__(
         self,
         *,

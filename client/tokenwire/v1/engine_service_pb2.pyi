@@ -34,36 +34,36 @@ class _AbortOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AbortOut
     ABORT_OUTCOME_UNSPECIFIED: _AbortOutcome.ValueType  # 0
     """Never sent."""
     ABORT_OUTCOME_ABORTED: _AbortOutcome.ValueType  # 1
-    """The request's own last message says ABORT."""
+    """The request was aborted: its own call ends with the finish reason ABORT."""
     ABORT_OUTCOME_ALREADY_FINISHED: _AbortOutcome.ValueType  # 2
-    """The request had ended in another way before. Known for a while after its end."""
+    """The request had already finished. Reported for a limited time after its end."""
     ABORT_OUTCOME_NOT_FOUND: _AbortOutcome.ValueType  # 3
-    """No request of that id is live or known."""
+    """No request with this id is in flight or remembered."""
     ABORT_OUTCOME_REMEMBERED: _AbortOutcome.ValueType  # 4
-    """No request of that id is live or known; one that arrives in time will end with
-    ABORT.
+    """No request with this id is in flight, and the id is now remembered: a request
+    that arrives with it in time ends with ABORT.
     """
 
 class AbortOutcome(_AbortOutcome, metaclass=_AbortOutcomeEnumTypeWrapper):
-    """What became of an id in an abort."""
+    """Outcome of an abort for one id."""
 
 ABORT_OUTCOME_UNSPECIFIED: AbortOutcome.ValueType  # 0
 """Never sent."""
 ABORT_OUTCOME_ABORTED: AbortOutcome.ValueType  # 1
-"""The request's own last message says ABORT."""
+"""The request was aborted: its own call ends with the finish reason ABORT."""
 ABORT_OUTCOME_ALREADY_FINISHED: AbortOutcome.ValueType  # 2
-"""The request had ended in another way before. Known for a while after its end."""
+"""The request had already finished. Reported for a limited time after its end."""
 ABORT_OUTCOME_NOT_FOUND: AbortOutcome.ValueType  # 3
-"""No request of that id is live or known."""
+"""No request with this id is in flight or remembered."""
 ABORT_OUTCOME_REMEMBERED: AbortOutcome.ValueType  # 4
-"""No request of that id is live or known; one that arrives in time will end with
-ABORT.
+"""No request with this id is in flight, and the id is now remembered: a request
+that arrives with it in time ends with ABORT.
 """
 Global___AbortOutcome: _TypeAlias = AbortOutcome  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """The request of Generate."""
+    """Request of Generate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -87,7 +87,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """The answer of Generate."""
+    """Response of Generate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -100,20 +100,20 @@ class GenerateResponse(_message.Message):
     KV_TRANSFER_PARAMS_JSON_FIELD_NUMBER: _builtins.int
     EC_TRANSFER_PARAMS_JSON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The request's id: the caller's, or the one that the server made up."""
+    """The request id: the caller's, or the server-generated one."""
     kv_transfer_params_json: _builtins.str
-    """What the engine's KV connector gave back: JSON, verbatim.
+    """KV transfer parameters returned by the engine's KV connector: JSON, verbatim.
 
-    Absent where it gave nothing.
+    Absent if it returned none.
     """
     ec_transfer_params_json: _builtins.str
-    """What the engine's encoder-cache connector gave back: JSON, verbatim.
+    """Parameters returned by the engine's encoder-cache connector: JSON, verbatim.
 
-    Absent where it gave nothing.
+    Absent if it returned none.
     """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.SequenceOutput]:
-        """All sequences, by index, each complete."""
+        """All sequences, complete, in order of index."""
 
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage:
@@ -121,14 +121,14 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def timing(self) -> _generation_pb2.Timing:
-        """When things happened.
+        """Timing of the request.
 
-        Absent where the engine does not report it.
+        Absent if the engine does not report it.
         """
 
     @_builtins.property
     def prompt_logprobs(self) -> _logprobs_pb2.PromptLogprobs:
-        """Log probabilities of the prompt's tokens.
+        """Log probabilities of the prompt tokens.
 
         Absent unless sampling_params.prompt_logprobs or prompt_logprob_token_ids is
         set.
@@ -136,7 +136,10 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt, where return_prompt_token_ids asks for it."""
+        """The prompt token ids.
+
+        Empty unless return_prompt_token_ids is true.
+        """
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class GenerateStreamRequest(_message.Message):
-    """The request of GenerateStream."""
+    """Request of GenerateStream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -191,7 +194,7 @@ Global___GenerateStreamRequest: _TypeAlias = GenerateStreamRequest  # noqa: Y015
 
 @_typing.final
 class GenerateStreamResponse(_message.Message):
-    """A message of GenerateStream: what is new since the one before."""
+    """Response of GenerateStream: what is new since the previous message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -204,37 +207,37 @@ class GenerateStreamResponse(_message.Message):
     KV_TRANSFER_PARAMS_JSON_FIELD_NUMBER: _builtins.int
     EC_TRANSFER_PARAMS_JSON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The request's id. In the first message only."""
+    """The request id. Only in the first message."""
     kv_transfer_params_json: _builtins.str
-    """What the engine's KV connector gave back: JSON, verbatim. In the last message
-    only.
+    """KV transfer parameters returned by the engine's KV connector: JSON, verbatim.
+    Only in the last message.
 
-    Absent where it gave nothing.
+    Absent if it returned none.
     """
     ec_transfer_params_json: _builtins.str
-    """What the engine's encoder-cache connector gave back: JSON, verbatim. In the
-    last message only.
+    """Parameters returned by the engine's encoder-cache connector: JSON, verbatim.
+    Only in the last message.
 
-    Absent where it gave nothing.
+    Absent if it returned none.
     """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.SequenceOutput]:
-        """The sequences with new tokens or a finish."""
+        """Sequences that have new tokens or have finished."""
 
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage:
-        """Token counts. In the last message only."""
+        """Token counts. Only in the last message."""
 
     @_builtins.property
     def timing(self) -> _generation_pb2.Timing:
-        """When things happened. In the last message only.
+        """Timing of the request. Only in the last message.
 
-        Absent where the engine does not report it.
+        Absent if the engine does not report it.
         """
 
     @_builtins.property
     def prompt_logprobs(self) -> _logprobs_pb2.PromptLogprobs:
-        """Log probabilities of the prompt's tokens. In the first message only.
+        """Log probabilities of the prompt tokens. Only in the first message.
 
         Absent unless sampling_params.prompt_logprobs or prompt_logprob_token_ids is
         set.
@@ -242,8 +245,9 @@ class GenerateStreamResponse(_message.Message):
 
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt, where return_prompt_token_ids asks for it. In the first message
-        only.
+        """The prompt token ids. Only in the first message.
+
+        Empty unless return_prompt_token_ids is true.
         """
 
     def __init__(
@@ -275,7 +279,7 @@ Global___GenerateStreamResponse: _TypeAlias = GenerateStreamResponse  # noqa: Y0
 
 @_typing.final
 class MultiplexRequest(_message.Message):
-    """A message of the caller on a Multiplex stream."""
+    """Request message of Multiplex."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -283,11 +287,11 @@ class MultiplexRequest(_message.Message):
     ABORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def submit(self) -> _multiplex_pb2.MultiplexSubmit:
-        """Start a request."""
+        """Starts a request."""
 
     @_builtins.property
     def abort(self) -> _multiplex_pb2.MultiplexAbort:
-        """Abort requests of this stream."""
+        """Aborts requests on this stream."""
 
     def __init__(
         self,
@@ -307,7 +311,7 @@ Global___MultiplexRequest: _TypeAlias = MultiplexRequest  # noqa: Y015
 
 @_typing.final
 class MultiplexResponse(_message.Message):
-    """A message of the server on a Multiplex stream."""
+    """Response message of Multiplex."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -315,11 +319,11 @@ class MultiplexResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step(self) -> _multiplex_pb2.MultiplexStep:
-        """What requests got in an engine step."""
+        """Outputs and events of one engine step."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _multiplex_pb2.MultiplexPromptLogprobs:
-        """A part of a request's prompt log probabilities."""
+        """A chunk of a request's prompt log probabilities."""
 
     def __init__(
         self,
@@ -339,7 +343,7 @@ Global___MultiplexResponse: _TypeAlias = MultiplexResponse  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
-    """The request of Abort."""
+    """Request of Abort."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -347,17 +351,21 @@ class AbortRequest(_message.Message):
     REMEMBER_UNKNOWN_FOR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the requests, 1 to 10000. Each is compared as a whole. An empty list is
-        an error, never "all".
+        """Ids of the requests to abort, 1 to 10000. Ids match exactly, never by prefix. An
+        empty list is an error; it does not mean all requests.
         """
 
     @_builtins.property
     def remember_unknown_for(self) -> _duration_pb2.Duration:
-        """How long to remember ids that are not live and not known, so that requests
-        with these ids which arrive later end at once with ABORT and no tokens: above
-        zero, at most 1 hour.
+        """How long to remember ids that are not live, so that a request arriving later with
+        such an id ends immediately with ABORT and no tokens. Above zero, at most 1 hour.
 
-        If not set, unknown ids are not remembered.
+        An id that has finished is remembered too, and its outcome is still
+        ALREADY_FINISHED: the server cannot know whether the abort was meant for the
+        request that has finished or has overtaken one that reuses its id. Only an id
+        whose last request ended with ABORT is not remembered again.
+
+        If not set, an abort is about requests that have arrived, never about later ones.
         """
 
     def __init__(
@@ -376,14 +384,14 @@ Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
 
 @_typing.final
 class AbortResponse(_message.Message):
-    """The answer of Abort."""
+    """Response of Abort."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortResult]:
-        """One result for each id of the request, in its order."""
+        """One result for each id in the request, in the same order."""
 
     def __init__(
         self,
@@ -400,16 +408,16 @@ Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
 
 @_typing.final
 class AbortResult(_message.Message):
-    """What became of one id."""
+    """The outcome for one id."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The id."""
+    """The request id."""
     outcome: Global___AbortOutcome.ValueType
-    """What became of it: what the generating call itself was told."""
+    """The outcome. Always consistent with how the request's own call ended."""
     def __init__(
         self,
         *,
@@ -426,7 +434,7 @@ Global___AbortResult: _TypeAlias = AbortResult  # noqa: Y015
 
 @_typing.final
 class GetEngineInfoRequest(_message.Message):
-    """The request of GetEngineInfo."""
+    """Request of GetEngineInfo."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -443,7 +451,7 @@ Global___GetEngineInfoRequest: _TypeAlias = GetEngineInfoRequest  # noqa: Y015
 
 @_typing.final
 class GetEngineInfoResponse(_message.Message):
-    """The answer of GetEngineInfo."""
+    """Response of GetEngineInfo."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -467,7 +475,7 @@ Global___GetEngineInfoResponse: _TypeAlias = GetEngineInfoResponse  # noqa: Y015
 
 @_typing.final
 class GetLoadRequest(_message.Message):
-    """The request of GetLoad."""
+    """Request of GetLoad."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -484,14 +492,14 @@ Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 
 @_typing.final
 class GetLoadResponse(_message.Message):
-    """The answer of GetLoad."""
+    """Response of GetLoad."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> _engine_load_pb2.EngineLoad:
-        """The load."""
+        """The load of the engine."""
 
     def __init__(
         self,

@@ -14,58 +14,61 @@ GRPC_VERSION: str
 
 class EngineServiceStub:
     """A remote engine: token ids in, token ids out. The caller tokenizes, detokenizes
-    and looks for stop strings, and aborts a request when it sees one.
+    and matches stop strings, and aborts a request when one matches.
 
-    Errors are gRPC statuses that carry google.rpc details: ErrorInfo always (its
-    reason is what programs branch on, its domain "tokenwire.v1"), BadRequest where
-    a field is at fault, RetryInfo where sending the same request again helps.
-    Everything about a request is checked before its first message, so a refusal is
-    a status alone.
+    Errors are gRPC statuses with google.rpc details: always ErrorInfo, with the domain
+    "tokenwire.v1" and a reason that programs branch on; BadRequest if a field is at
+    fault; RetryInfo if sending the same request again can succeed. Requests are
+    validated before the first response message, so a refused call ends with its
+    status and no messages.
 
-    A call that its caller cancels, that passes its deadline or whose connection
-    breaks leaves the engine with the engine's next step.
+    When a call is cancelled, passes its deadline or loses its connection, its
+    requests leave the engine at the next engine step.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GenerateRequest, _engine_service_pb2.GenerateResponse]
-    """Continues a prompt and answers once, when all sequences have ended. An aborted
-    request answers OK with the finish reason ABORT and the tokens so far.
+    """Generates until all sequences have finished and returns them in one response. An
+    aborted request returns OK with the finish reason ABORT and the tokens generated
+    so far.
     """
     GenerateStream: _aio.UnaryStreamMultiCallable[_engine_service_pb2.GenerateStreamRequest, _engine_service_pb2.GenerateStreamResponse]
-    """Continues a prompt and answers with the new tokens as they come. A message may
-    hold several tokens, also of several sequences. Nothing follows the finish of
-    a sequence, and the last message carries the usage.
+    """Generates and streams new tokens as the engine produces them. A message can
+    carry several tokens, and tokens of several sequences. A sequence that has
+    finished does not appear again. The last message carries the usage.
     """
     Multiplex: _aio.StreamStreamMultiCallable[_engine_service_pb2.MultiplexRequest, _engine_service_pb2.MultiplexResponse]
-    """Carries many requests on one stream, with one message for each engine step, and
-    fewer and larger ones where the caller reads slowly. What concerns one request
-    alone, a refusal for example, is an event of that request and never ends the
-    stream. When the caller closes its side, running requests finish and the stream ends;
-    when the call is cancelled or breaks, all its requests are aborted.
+    """Runs many requests on one stream. The server sends one message per engine step,
+    or fewer and larger ones if the caller reads slowly. An error of a single
+    request, for example a refusal, is an event for that request and never ends the
+    stream. When the caller half-closes the stream, requests in flight finish and
+    then the stream ends. When the call is cancelled or its connection breaks, all
+    of its requests are aborted.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.AbortRequest, _engine_service_pb2.AbortResponse]
-    """Aborts requests by their ids, from any connection, and answers when the engine
-    has let go of them. Safe to repeat.
+    """Aborts requests by id, from any connection. Returns once they have been aborted
+    in the engine. Idempotent.
     """
     GetEngineInfo: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GetEngineInfoRequest, _engine_service_pb2.GetEngineInfoResponse]
-    """Says what the engine is and can do."""
+    """Returns static information about the engine: model, limits and features."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GetLoadRequest, _engine_service_pb2.GetLoadResponse]
-    """Says how busy the engine is, from the statistics of its last step: cheap, and
-    answered without the engine, so routers may ask every second.
+    """Returns the engine's current load, from the statistics of its last step. Cheap:
+    the server answers without a round trip to the engine, so routers can poll it
+    every second.
     """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
     """A remote engine: token ids in, token ids out. The caller tokenizes, detokenizes
-    and looks for stop strings, and aborts a request when it sees one.
+    and matches stop strings, and aborts a request when one matches.
 
-    Errors are gRPC statuses that carry google.rpc details: ErrorInfo always (its
-    reason is what programs branch on, its domain "tokenwire.v1"), BadRequest where
-    a field is at fault, RetryInfo where sending the same request again helps.
-    Everything about a request is checked before its first message, so a refusal is
-    a status alone.
+    Errors are gRPC statuses with google.rpc details: always ErrorInfo, with the domain
+    "tokenwire.v1" and a reason that programs branch on; BadRequest if a field is at
+    fault; RetryInfo if sending the same request again can succeed. Requests are
+    validated before the first response message, so a refused call ends with its
+    status and no messages.
 
-    A call that its caller cancels, that passes its deadline or whose connection
-    breaks leaves the engine with the engine's next step.
+    When a call is cancelled, passes its deadline or loses its connection, its
+    requests leave the engine at the next engine step.
     """
 
     @_abc_1.abstractmethod
@@ -74,8 +77,9 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_service_pb2.GenerateRequest,
         context: _aio.ServicerContext[_engine_service_pb2.GenerateRequest, _abc.Awaitable[_engine_service_pb2.GenerateResponse]],
     ) -> _abc.Awaitable[_engine_service_pb2.GenerateResponse]:
-        """Continues a prompt and answers once, when all sequences have ended. An aborted
-        request answers OK with the finish reason ABORT and the tokens so far.
+        """Generates until all sequences have finished and returns them in one response. An
+        aborted request returns OK with the finish reason ABORT and the tokens generated
+        so far.
         """
 
     @_abc_1.abstractmethod
@@ -84,9 +88,9 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_service_pb2.GenerateStreamRequest,
         context: _aio.ServicerContext[_engine_service_pb2.GenerateStreamRequest, _abc.AsyncIterator[_engine_service_pb2.GenerateStreamResponse]],
     ) -> _abc.AsyncIterator[_engine_service_pb2.GenerateStreamResponse]:
-        """Continues a prompt and answers with the new tokens as they come. A message may
-        hold several tokens, also of several sequences. Nothing follows the finish of
-        a sequence, and the last message carries the usage.
+        """Generates and streams new tokens as the engine produces them. A message can
+        carry several tokens, and tokens of several sequences. A sequence that has
+        finished does not appear again. The last message carries the usage.
         """
 
     @_abc_1.abstractmethod
@@ -95,11 +99,12 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_engine_service_pb2.MultiplexRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_engine_service_pb2.MultiplexRequest], _abc.AsyncIterator[_engine_service_pb2.MultiplexResponse]],
     ) -> _abc.AsyncIterator[_engine_service_pb2.MultiplexResponse]:
-        """Carries many requests on one stream, with one message for each engine step, and
-        fewer and larger ones where the caller reads slowly. What concerns one request
-        alone, a refusal for example, is an event of that request and never ends the
-        stream. When the caller closes its side, running requests finish and the stream ends;
-        when the call is cancelled or breaks, all its requests are aborted.
+        """Runs many requests on one stream. The server sends one message per engine step,
+        or fewer and larger ones if the caller reads slowly. An error of a single
+        request, for example a refusal, is an event for that request and never ends the
+        stream. When the caller half-closes the stream, requests in flight finish and
+        then the stream ends. When the call is cancelled or its connection breaks, all
+        of its requests are aborted.
         """
 
     @_abc_1.abstractmethod
@@ -108,8 +113,8 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_service_pb2.AbortRequest,
         context: _aio.ServicerContext[_engine_service_pb2.AbortRequest, _abc.Awaitable[_engine_service_pb2.AbortResponse]],
     ) -> _abc.Awaitable[_engine_service_pb2.AbortResponse]:
-        """Aborts requests by their ids, from any connection, and answers when the engine
-        has let go of them. Safe to repeat.
+        """Aborts requests by id, from any connection. Returns once they have been aborted
+        in the engine. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -118,7 +123,7 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_service_pb2.GetEngineInfoRequest,
         context: _aio.ServicerContext[_engine_service_pb2.GetEngineInfoRequest, _abc.Awaitable[_engine_service_pb2.GetEngineInfoResponse]],
     ) -> _abc.Awaitable[_engine_service_pb2.GetEngineInfoResponse]:
-        """Says what the engine is and can do."""
+        """Returns static information about the engine: model, limits and features."""
 
     @_abc_1.abstractmethod
     def GetLoad(
@@ -126,8 +131,9 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_service_pb2.GetLoadRequest,
         context: _aio.ServicerContext[_engine_service_pb2.GetLoadRequest, _abc.Awaitable[_engine_service_pb2.GetLoadResponse]],
     ) -> _abc.Awaitable[_engine_service_pb2.GetLoadResponse]:
-        """Says how busy the engine is, from the statistics of its last step: cheap, and
-        answered without the engine, so routers may ask every second.
+        """Returns the engine's current load, from the statistics of its last step. Cheap:
+        the server answers without a round trip to the engine, so routers can poll it
+        every second.
         """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _aio.Server) -> None: ...

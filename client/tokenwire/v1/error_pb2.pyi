@@ -21,8 +21,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ErrorStatus(_message.Message):
-    """An error that concerns one request of a Multiplex stream: what a gRPC status and
-    its google.rpc details say of a call of its own.
+    """An error of one request on a Multiplex stream. It carries what the gRPC status and
+    its google.rpc details carry when a call of its own fails.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -33,25 +33,25 @@ class ErrorStatus(_message.Message):
     FIELD_VIOLATIONS_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_FIELD_NUMBER: _builtins.int
     code: _builtins.int
-    """The gRPC status code, never OK."""
+    """The gRPC status code. Never OK."""
     reason: _builtins.str
-    """Why this happened, in UPPER_SNAKE_CASE, as in google.rpc.ErrorInfo. Programs
-    branch on this.
+    """The reason in UPPER_SNAKE_CASE, as in google.rpc.ErrorInfo. Programs branch on
+    it.
     """
     message: _builtins.str
-    """What happened and what to do, for people. Never branch on it."""
+    """What happened and how to fix it, for humans. Do not branch on it."""
     @_builtins.property
     def field_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]:
         """The fields at fault.
 
-        Empty unless the request was at fault.
+        Empty unless the request was invalid.
         """
 
     @_builtins.property
     def retry_delay(self) -> _duration_pb2.Duration:
-        """How long to wait before the same request may be sent again.
+        """How long to wait before sending the same request again.
 
-        Absent where sending it again does not help.
+        Absent if retrying does not help.
         """
 
     def __init__(
@@ -73,18 +73,18 @@ Global___ErrorStatus: _TypeAlias = ErrorStatus  # noqa: Y015
 
 @_typing.final
 class FieldViolation(_message.Message):
-    """A field with a wrong value."""
+    """A field with an invalid value."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIELD_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """Path of the field in the caller's message, "submit.input.sampling_params.top_p"
-    for example.
+    """Path of the field in the caller's message, for example
+    "submit.input.sampling_params.top_p".
     """
     description: _builtins.str
-    """What is wrong with it and what would be right."""
+    """What is wrong with the value and what is valid."""
     def __init__(
         self,
         *,

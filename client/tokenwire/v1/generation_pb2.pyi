@@ -31,38 +31,38 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Not finished."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """EOS (stop_token_id absent), or the token in stop_token_id."""
+    """Stopped at EOS, in which case stop_token_id is absent, or at stop_token_id."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_tokens, or the end of the model's context."""
+    """Reached max_tokens or the end of the model's context."""
     FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
-    """Abort, by any of the ways to ask for it, or the end of a drain."""
+    """Aborted, by any kind of abort or at the end of a drain."""
     FINISH_REASON_REPETITION: _FinishReason.ValueType  # 4
-    """sampling_params.repetition_detection found a repetition."""
+    """Stopped by sampling_params.repetition_detection."""
     FINISH_REASON_TIME_LIMIT: _FinishReason.ValueType  # 5
-    """max_time was over."""
+    """Reached max_time."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """Why a sequence ended. A client must take a value that it does not know as
+    """Why a sequence finished. Clients must treat a value that they do not know as
     finished.
     """
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Not finished."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""EOS (stop_token_id absent), or the token in stop_token_id."""
+"""Stopped at EOS, in which case stop_token_id is absent, or at stop_token_id."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_tokens, or the end of the model's context."""
+"""Reached max_tokens or the end of the model's context."""
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
-"""Abort, by any of the ways to ask for it, or the end of a drain."""
+"""Aborted, by any kind of abort or at the end of a drain."""
 FINISH_REASON_REPETITION: FinishReason.ValueType  # 4
-"""sampling_params.repetition_detection found a repetition."""
+"""Stopped by sampling_params.repetition_detection."""
 FINISH_REASON_TIME_LIMIT: FinishReason.ValueType  # 5
-"""max_time was over."""
+"""Reached max_time."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class GenerationInput(_message.Message):
-    """One prompt and all that says how to continue it."""
+    """A generation request: the prompt and how to continue it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,102 +103,101 @@ class GenerationInput(_message.Message):
     REASONING_PARSER_KWARGS_JSON_FIELD_NUMBER: _builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The caller's id of the request: 1 to 256 visible ASCII characters (no
-    spaces), unique among the live requests, of its own principal where the server
-    asks for credentials. A finished id may be used again. Abort takes exactly this
-    id.
+    """The caller's id for the request: 1 to 256 visible ASCII characters, no spaces.
+    Must be unique among the requests in flight; if the server uses authentication,
+    among those of the same principal. Can be reused once the request has finished.
+    Abort takes this id.
 
-    If empty, the server makes one up, and the responses hold it.
+    If empty, the server generates an id and returns it in the response.
     """
     model: _builtins.str
-    """The model: the base model's name, one of its served names, or a LoRA adapter.
+    """The model to use: the base model, one of its served names, or a LoRA adapter.
 
     If not set, the base model.
     """
     priority: _builtins.int
-    """Priority under the engine's priority scheduling: lower runs first.
+    """Scheduling priority; lower values run first. A value other than 0 requires a
+    server with --scheduling-policy priority.
 
-    If not set, 0. Other than 0 needs a server with --scheduling-policy priority.
+    If not set, 0.
     """
     cache_salt: _builtins.str
-    """Text mixed into the prefix cache's keys, 1 to 1024 characters: requests share
-    cached prefixes only where it is equal.
+    """Salt of the prefix cache, 1 to 1024 characters. Requests share cached prefixes
+    only if their salts are equal.
 
-    If not set, none.
+    If not set, no salt.
     """
     data_parallel_rank: _builtins.int
-    """The data-parallel rank that must run the request, below the engine's
-    data_parallel_size.
+    """Data-parallel rank to run the request on, below the engine's data_parallel_size.
 
-    If not set, the engine balances.
+    If not set, the engine's load balancer picks one.
     """
     session_id: _builtins.str
-    """Session that the request belongs to, for engines that route by it.
+    """Session that the request belongs to, for engines that route by session.
 
     If not set, none.
     """
     kv_transfer_params_json: _builtins.str
-    """Parameters for the engine's KV connector: a JSON object, passed on verbatim.
+    """Parameters for the engine's KV connector: a JSON object, passed through verbatim.
 
     If not set, none.
     """
     ec_transfer_params_json: _builtins.str
-    """Parameters for the engine's encoder-cache connector: a JSON object, passed on
-    verbatim.
+    """Parameters for the engine's encoder-cache connector: a JSON object, passed
+    through verbatim.
 
     If not set, none.
     """
     kv_hints_json: _builtins.str
-    """Hints for the KV cache, a JSON object in vLLM's kv_hints form.
+    """KV cache hints: a JSON object in the format of vLLM's kv_hints.
 
     If not set, none.
     """
     reasoning_ended: _builtins.bool
-    """Whether the reasoning part of the output has already ended, for structured
-    outputs behind a reasoning parser.
+    """Whether the reasoning part of the output has already ended. Used for structured
+    outputs together with a reasoning parser.
 
-    If not set, the engine finds out from the prompt.
+    If not set, the engine determines it from the prompt.
     """
     reasoning_parser_kwargs_json: _builtins.str
-    """Arguments for the engine's reasoning parser: a JSON object.
+    """Keyword arguments for the engine's reasoning parser: a JSON object.
 
     If not set, none.
     """
     return_prompt_token_ids: _builtins.bool
-    """Whether the prompt's token ids come back with the first response. Multiplex has
-    no place for them and ignores this.
+    """Whether to return the prompt token ids with the first response. Ignored by
+    Multiplex, whose messages have no field for them.
 
     If not set, false.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt, at least one token, each id in the vocabulary. The prompt and one
-        output token must fit the model's context.
+        """The prompt token ids, at least one, each in the vocabulary. Required. The prompt
+        and one output token must fit into the model's context.
         """
 
     @_builtins.property
     def sampling_params(self) -> _sampling_params_pb2.SamplingParams:
-        """How to sample.
+        """Sampling parameters.
 
-        If not set, as if every field of it were not set.
+        If not set, every parameter has its default.
         """
 
     @_builtins.property
     def max_time(self) -> _duration_pb2.Duration:
-        """Most time to spend, from arrival, above zero. When it is over, the request
-        ends OK with the finish reason TIME_LIMIT and the tokens so far; so does one
-        that is still queued. The gRPC deadline, by contrast, ends the call with
-        DEADLINE_EXCEEDED.
+        """Maximum time for the request, measured from its arrival. Above zero. When it
+        elapses, queued or running, the request ends OK with the finish reason TIME_LIMIT
+        and the tokens generated so far. The gRPC deadline, in contrast, ends the call
+        with DEADLINE_EXCEEDED.
 
         If not set, no limit.
         """
 
     @_builtins.property
     def trace_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """W3C trace context and other trace headers for the engine. The same names in
-        the call's metadata serve where this is empty.
+        """W3C trace context and other trace headers to pass to the engine.
 
-        If empty, none.
+        If empty, headers of the same names in the call's metadata are used, if any.
         """
 
     def __init__(
@@ -274,8 +273,8 @@ Global___GenerationInput: _TypeAlias = GenerationInput  # noqa: Y015
 
 @_typing.final
 class SequenceOutput(_message.Message):
-    """What one output sequence got: all of it in a GenerateResponse, the tokens since
-    the last message in a stream.
+    """Output of one sequence: complete in a GenerateResponse, new since the previous
+    message in a GenerateStreamResponse.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -290,57 +289,58 @@ class SequenceOutput(_message.Message):
     WEIGHT_VERSIONS_FIELD_NUMBER: _builtins.int
     SPECULATIVE_DECODING_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the n sequences, from 0."""
+    """Index of the sequence among the n of the request, from 0."""
     finish_reason: Global___FinishReason.ValueType
-    """Why the sequence ended. Nothing follows for this index.
+    """Why the sequence finished. No further output follows for this index.
 
-    UNSPECIFIED while it runs.
+    UNSPECIFIED while the sequence is running.
     """
     stop_token_id: _builtins.int
-    """The stop token, or one of the model's further EOS ids, that ended the
-    sequence. It is the last of token_ids.
+    """The stop token that ended the sequence, or one of the model's additional EOS ids.
+    It is the last of token_ids.
 
-    Absent where the tokenizer's own EOS or something else ended it.
+    Absent if the sequence ended with the tokenizer's EOS or for another reason.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The new tokens, stop tokens and EOS included. May be empty in the message
+        """The new token ids, including stop tokens and EOS. Can be empty in the message
         that carries finish_reason.
         """
 
     @_builtins.property
     def logprobs(self) -> _logprobs_pb2.Logprobs:
-        """Log probabilities of exactly the tokens in token_ids.
+        """Log probabilities, one for each token in token_ids.
 
         Absent unless sampling_params.logprobs or logprob_token_ids is set.
         """
 
     @_builtins.property
     def sampling_mask(self) -> Global___SamplingMask:
-        """The token ids that sampling could have chosen, for each token.
+        """For each token, the token ids that could have been sampled.
 
         Absent unless the engine returns sampling masks.
         """
 
     @_builtins.property
     def routed_experts(self) -> Global___RoutedExperts:
-        """The experts that each token was routed to. With the finish only.
+        """The experts that each token was routed to. Only with finish_reason.
 
-        Absent unless the engine returns expert routing.
+        Absent unless the engine returns routed experts.
         """
 
     @_builtins.property
     def weight_versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightVersionSpan]:
-        """Which weights sampled which of the sequence's tokens. With the finish only.
+        """The weight versions that the tokens of the sequence were sampled with. Only with
+        finish_reason.
 
-        Empty where the engine does not label its weights.
+        Empty if the engine does not label its weights.
         """
 
     @_builtins.property
     def speculative_decoding(self) -> Global___SpeculativeDecoding:
-        """Counts of speculative decoding. With the finish only.
+        """Statistics of speculative decoding. Only with finish_reason.
 
-        Absent unless the engine speculates and reports per request.
+        Absent unless the engine uses speculative decoding and reports it per request.
         """
 
     def __init__(
@@ -368,7 +368,7 @@ Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Token counts of a request, all its sequences together."""
+    """Token counts of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -376,13 +376,14 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens in the prompt."""
+    """Number of tokens in the prompt."""
     completion_tokens: _builtins.int
-    """Tokens generated, over all sequences."""
+    """Number of generated tokens, over all sequences."""
     cached_tokens: _builtins.int
-    """Prompt tokens found in the prefix cache or fetched by a KV connector.
+    """Number of prompt tokens found in the prefix cache or loaded by a KV connector.
 
-    Absent where the engine has not told, as for a request that never ran.
+    Absent if the engine did not report it, for example because the request never
+    ran.
     """
     def __init__(
         self,
@@ -403,7 +404,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timing(_message.Message):
-    """When things happened to a request, as far as the engine reports it."""
+    """Timing of a request, as far as the engine reports it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -412,23 +413,23 @@ class Timing(_message.Message):
     TOTAL_TIME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queue_time(self) -> _duration_pb2.Duration:
-        """Time in the engine's queue.
+        """Time spent in the engine's queue.
 
-        Absent where not known.
+        Absent if unknown.
         """
 
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration:
-        """From arrival to the first token.
+        """Time from arrival to the first token.
 
-        Absent where not known, as for a request without a token.
+        Absent if unknown, for example because no token was generated.
         """
 
     @_builtins.property
     def total_time(self) -> _duration_pb2.Duration:
-        """From arrival to the last token.
+        """Time from arrival to the last token.
 
-        Absent where not known.
+        Absent if unknown.
         """
 
     def __init__(
@@ -448,17 +449,19 @@ Global___Timing: _TypeAlias = Timing  # noqa: Y015
 
 @_typing.final
 class SamplingMask(_message.Message):
-    """Token ids that survived top-k, top-p and min-p, for each token of a chunk."""
+    """For each token in a chunk, the token ids that remained after top-k, top-p and min-p
+    filtering.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
-    """The ids, one token's after the other's: little-endian uint32."""
+    """The remaining token ids, token after token, as little-endian uint32."""
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of surviving ids for each token."""
+        """Number of remaining token ids for each token."""
 
     def __init__(
         self,
@@ -476,7 +479,7 @@ Global___SamplingMask: _TypeAlias = SamplingMask  # noqa: Y015
 
 @_typing.final
 class RoutedExperts(_message.Message):
-    """Expert routing as an array of shape [tokens, layers, experts per token]."""
+    """Routed experts as an array of shape [num_tokens, num_layers, num_experts_per_token]."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -484,12 +487,12 @@ class RoutedExperts(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The array in C order, little-endian."""
+    """The elements in C order, little-endian."""
     dtype: _builtins.str
-    """The array's element type in NumPy's notation, "uint8" for example."""
+    """Data type of the elements in NumPy's notation, for example "uint8"."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The array's shape."""
+        """Shape of the array."""
 
     def __init__(
         self,
@@ -508,7 +511,7 @@ Global___RoutedExperts: _TypeAlias = RoutedExperts  # noqa: Y015
 
 @_typing.final
 class WeightVersionSpan(_message.Message):
-    """A run of output tokens sampled by one version of the weights."""
+    """A range of output tokens that were sampled with the same version of the weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -516,11 +519,11 @@ class WeightVersionSpan(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """The version's label."""
+    """Label of the version."""
     start: _builtins.int
-    """First token, from 0."""
+    """Index of the first token, from 0."""
     end: _builtins.int
-    """One past the last token."""
+    """Index after the last token."""
     def __init__(
         self,
         *,
@@ -538,7 +541,7 @@ Global___WeightVersionSpan: _TypeAlias = WeightVersionSpan  # noqa: Y015
 
 @_typing.final
 class SpeculativeDecoding(_message.Message):
-    """What speculative decoding did for a sequence."""
+    """Statistics of speculative decoding for one sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -548,9 +551,9 @@ class SpeculativeDecoding(_message.Message):
     num_drafts: _builtins.int
     """Number of drafts."""
     num_draft_tokens: _builtins.int
-    """Number of tokens drafted."""
+    """Number of draft tokens."""
     num_accepted_tokens: _builtins.int
-    """Number of drafted tokens accepted."""
+    """Number of draft tokens that were accepted."""
     def __init__(
         self,
         *,

@@ -20,9 +20,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Logprobs(_message.Message):
-    """Log probabilities of the tokens of a chunk, in columns. Where a chunk holds T
-    tokens, `logprobs` and `ranks` have T values and the `top_` columns T x top_k,
-    token by token, best first. Minus infinity and NaN are passed on as they are.
+    """Log probabilities of the tokens in a chunk, as columns. For a chunk of T tokens,
+    `logprobs` and `ranks` have T values and the `top_` columns T x top_k, token by
+    token, most likely first. Negative infinity and NaN are passed through unchanged.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -34,29 +34,28 @@ class Logprobs(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     CUMULATIVE_LOGPROB_FIELD_NUMBER: _builtins.int
     top_k: _builtins.int
-    """Number k of further ids reported for each token.
+    """Number k of top token ids reported for each token.
 
-    0 where only the token itself was asked for.
+    0 if only the token itself was requested.
     """
     cumulative_logprob: _builtins.float
-    """Sum of the log probabilities of the sequence's tokens up to this chunk's end.
+    """Cumulative log probability of the sequence up to the end of this chunk.
 
-    Absent where not known.
+    Absent if unknown.
     """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Log probability of each token itself."""
+        """Log probability of each token."""
 
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rank of each token in the vocabulary; 1 is the most likely."""
+        """Rank of each token in the vocabulary. 1 is the most likely."""
 
     @_builtins.property
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The k most likely ids for each token, best first, or, where
-        logprob_token_ids is set, those ids in their order. The token itself is among
-        the most likely ones where its rank is at most k, and is not repeated
-        otherwise.
+        """The k most likely token ids at each position, most likely first. If
+        logprob_token_ids is set, those ids in the requested order instead. The token
+        itself is included only if its rank is at most k.
         """
 
     @_builtins.property
@@ -85,7 +84,7 @@ Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """Log probabilities of prompt tokens, in columns laid out as in Logprobs."""
+    """Log probabilities of prompt tokens, as columns. The layout is that of Logprobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -97,25 +96,25 @@ class PromptLogprobs(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOKEN_ID_LOGPROBS_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """Position in the prompt of the first token that these columns hold. The first
-    prompt token has no log probability, so the first columns start at 1.
+    """Position in the prompt of the first token in these columns. The first prompt
+    token has no log probability, so the first columns start at 1.
     """
     top_k: _builtins.int
-    """Number k of further ids reported for each token.
+    """Number k of top token ids reported for each token.
 
-    0 where only the prompt token itself was asked for.
+    0 if only the prompt token itself was requested.
     """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Log probability of each prompt token given those before it."""
+        """Log probability of each prompt token given the tokens before it."""
 
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rank of each prompt token in the vocabulary; 1 is the most likely."""
+        """Rank of each prompt token in the vocabulary. 1 is the most likely."""
 
     @_builtins.property
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The k most likely ids at each position, best first."""
+        """The k most likely token ids at each position, most likely first."""
 
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -123,10 +122,9 @@ class PromptLogprobs(_message.Message):
 
     @_builtins.property
     def token_id_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Scores of sampling_params.prompt_logprob_token_ids: all rows, one after the
-        other.
+        """Scores for sampling_params.prompt_logprob_token_ids, row after row.
 
-        Empty unless that is set.
+        Empty unless that field is set.
         """
 
     def __init__(

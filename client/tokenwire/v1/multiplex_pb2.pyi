@@ -30,13 +30,12 @@ class MultiplexSubmit(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The caller's number for the request on this stream, unique while the request
-    is live. It is free again after the finish marked last, a rejection or a
-    failure.
+    """The caller's handle for the request, unique among the stream's requests in
+    flight. Can be reused after a finish with `last` set, a rejection or a failure.
     """
     @_builtins.property
     def input(self) -> _generation_pb2.GenerationInput:
-        """The request."""
+        """The prompt and how to continue it. Required."""
 
     def __init__(
         self,
@@ -54,17 +53,17 @@ Global___MultiplexSubmit: _TypeAlias = MultiplexSubmit  # noqa: Y015
 
 @_typing.final
 class MultiplexAbort(_message.Message):
-    """Aborts requests of this stream. Takes effect after the submits sent before it."""
+    """Aborts requests on this stream. Applied in order: after all submits sent before it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The requests' handles, 1 to 10000, or as many as the stream may have live
-        requests where that is more. Each live one ends with ABORT; one that is not
-        live is answered by a rejection with the reason UNKNOWN_HANDLE, which is
-        harmless where the abort crossed the finish.
+        """Handles of the requests to abort, 1 to 10000, or up to the maximum number of
+        requests per stream if that is higher. Requests in flight end with ABORT. A
+        handle that is not in flight is rejected with UNKNOWN_HANDLE, which is expected
+        when the abort crosses the finish on the wire.
         """
 
     def __init__(
@@ -82,10 +81,10 @@ Global___MultiplexAbort: _TypeAlias = MultiplexAbort  # noqa: Y015
 
 @_typing.final
 class MultiplexStep(_message.Message):
-    """What the requests of this stream got in one step of the engine, in columns; in
-    several, where the reader was slow. An entry is a run of new tokens of one
-    sequence. A handle may appear in several entries: their tokens follow each other
-    in order. `finished` applies after all tokens of the message.
+    """Outputs and events of this stream's requests, as columns: one engine step, or
+    several if the caller reads slowly. An entry is a run of new tokens of one
+    sequence. Several entries can have the same handle; their tokens are in order.
+    `finished` applies after all tokens in the message.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -105,44 +104,44 @@ class MultiplexStep(_message.Message):
 
     @_builtins.property
     def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequence of each entry, from 0.
+        """Sequence index of each entry, from 0.
 
-        Empty where all are 0.
+        Empty if all are 0.
         """
 
     @_builtins.property
     def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of tokens of each entry.
+        """Number of tokens in each entry.
 
-        Empty where each has one.
+        Empty if every entry has one.
         """
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens, entry after entry."""
+        """Token ids of all entries, entry after entry."""
 
     @_builtins.property
     def logprobs(self) -> Global___MultiplexLogprobs:
-        """Log probabilities of the entries that asked for them.
+        """Log probabilities of the entries whose requests asked for them.
 
-        Absent where none did.
+        Absent if there are none.
         """
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___MultiplexFinish]:
-        """Sequences that ended."""
+        """Sequences that finished."""
 
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___MultiplexRejection]:
-        """Submits and aborts that were refused."""
+        """Submits and aborts that were rejected."""
 
     @_builtins.property
     def accepted(self) -> _containers.RepeatedCompositeFieldContainer[Global___MultiplexAccepted]:
-        """Submits that were admitted. Sent before anything else of the request."""
+        """Submits that were accepted. Precedes all other events of the request."""
 
     @_builtins.property
     def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___MultiplexFailure]:
-        """Requests that failed after they were admitted."""
+        """Requests that failed after they were accepted."""
 
     def __init__(
         self,
@@ -167,7 +166,9 @@ Global___MultiplexStep: _TypeAlias = MultiplexStep  # noqa: Y015
 
 @_typing.final
 class MultiplexLogprobs(_message.Message):
-    """Log probabilities of a step's entries, in columns laid out as in Logprobs."""
+    """Log probabilities of the entries of a step, as columns. The layout is that of
+    Logprobs.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -179,29 +180,28 @@ class MultiplexLogprobs(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The entries that have log probabilities, as positions in the step's columns,
-        ascending.
+        """Positions of the entries that have log probabilities, ascending.
 
-        Empty where all have.
+        Empty if all entries have them.
         """
 
     @_builtins.property
     def top_ks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number k of further ids for each of those entries' tokens. The same for all
-        entries of a request.
+        """For each of these entries, the number k of top token ids reported for each
+        token. Constant over a request.
         """
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Log probability of each token of those entries."""
+        """Log probability of each token in these entries."""
 
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rank of each token in the vocabulary; 1 is the most likely."""
+        """Rank of each token in the vocabulary. 1 is the most likely."""
 
     @_builtins.property
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The k further ids for each token, token after token."""
+        """The k top token ids for each token, token after token."""
 
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -227,7 +227,7 @@ Global___MultiplexLogprobs: _TypeAlias = MultiplexLogprobs  # noqa: Y015
 
 @_typing.final
 class MultiplexFinish(_message.Message):
-    """The end of a sequence."""
+    """A sequence that finished."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -246,68 +246,74 @@ class MultiplexFinish(_message.Message):
     WEIGHT_VERSIONS_FIELD_NUMBER: _builtins.int
     SPECULATIVE_DECODING_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The request's handle."""
+    """Handle of the request."""
     index: _builtins.int
-    """Which of the n sequences, from 0."""
+    """Index of the sequence among the n of the request, from 0."""
     finish_reason: _generation_pb2.FinishReason.ValueType
-    """Why it ended; never UNSPECIFIED."""
+    """Why the sequence finished. Never UNSPECIFIED."""
     stop_token_id: _builtins.int
-    """As in SequenceOutput.
+    """The stop token that ended the sequence, as in SequenceOutput.
 
-    Absent where EOS or something else ended it.
+    Absent if the sequence ended with the tokenizer's EOS or for another reason.
     """
     last: _builtins.bool
-    """Whether this is the request's last sequence to end: the handle is free."""
+    """Whether this was the last sequence of the request. If true, the request has
+    finished and the handle can be reused.
+    """
     cumulative_logprob: _builtins.float
-    """Sum of the log probabilities of the sequence's tokens.
+    """Cumulative log probability of the sequence.
 
-    Absent unless log probabilities were asked for.
+    Absent unless log probabilities were requested.
     """
     kv_transfer_params_json: _builtins.str
-    """What the engine's KV connector gave back: JSON, verbatim. With last only.
+    """KV transfer parameters returned by the engine's KV connector: JSON, verbatim.
+    Only if `last` is true.
 
-    Absent where it gave nothing.
+    Absent if it returned none.
     """
     ec_transfer_params_json: _builtins.str
-    """What the engine's encoder-cache connector gave back: JSON, verbatim. With last
-    only.
+    """Parameters returned by the engine's encoder-cache connector: JSON, verbatim.
+    Only if `last` is true.
 
-    Absent where it gave nothing.
+    Absent if it returned none.
     """
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage:
-        """Token counts. With last only."""
+        """Token counts of the request. Only if `last` is true."""
 
     @_builtins.property
     def timing(self) -> _generation_pb2.Timing:
-        """When things happened. With last only.
+        """Timing of the request. Only if `last` is true.
 
-        Absent where the engine does not report it.
+        Absent if the engine does not report it.
         """
 
     @_builtins.property
     def sampling_mask(self) -> _generation_pb2.SamplingMask:
-        """The token ids that sampling could have chosen, for each token of the sequence.
+        """For each token in the sequence, the token ids that could have been sampled.
 
         Absent unless the engine returns sampling masks.
         """
 
     @_builtins.property
     def routed_experts(self) -> _generation_pb2.RoutedExperts:
-        """As in SequenceOutput.
+        """The experts that each token was routed to.
 
-        Absent unless the engine returns expert routing.
+        Absent unless the engine returns routed experts.
         """
 
     @_builtins.property
     def weight_versions(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.WeightVersionSpan]:
-        """As in SequenceOutput."""
+        """The weight versions that the tokens of the sequence were sampled with.
+
+        Empty if the engine does not label its weights.
+        """
 
     @_builtins.property
     def speculative_decoding(self) -> _generation_pb2.SpeculativeDecoding:
-        """As in SequenceOutput.
+        """Statistics of speculative decoding.
 
-        Absent unless the engine speculates and reports per request.
+        Absent unless the engine uses speculative decoding and reports it per request.
         """
 
     def __init__(
@@ -353,16 +359,16 @@ Global___MultiplexFinish: _TypeAlias = MultiplexFinish  # noqa: Y015
 
 @_typing.final
 class MultiplexAccepted(_message.Message):
-    """A submit that was admitted."""
+    """A submit that was accepted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The request's handle."""
+    """Handle of the request."""
     request_id: _builtins.str
-    """The request's id: the caller's, or the one that the server made up."""
+    """The request id: the caller's, or the server-generated one."""
     def __init__(
         self,
         *,
@@ -379,8 +385,8 @@ Global___MultiplexAccepted: _TypeAlias = MultiplexAccepted  # noqa: Y015
 
 @_typing.final
 class MultiplexRejection(_message.Message):
-    """A submit or an abort that was refused. Nothing else on the stream is affected:
-    with the reason HANDLE_IN_USE the live request of that handle goes on.
+    """A submit or an abort that was rejected. Other requests on the stream are not
+    affected; with the reason HANDLE_IN_USE, neither is the one that holds the handle.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -388,10 +394,10 @@ class MultiplexRejection(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The handle that the refused action named."""
+    """Handle named by the rejected submit or abort."""
     @_builtins.property
     def status(self) -> _error_pb2.ErrorStatus:
-        """Why."""
+        """Why it was rejected."""
 
     def __init__(
         self,
@@ -409,17 +415,17 @@ Global___MultiplexRejection: _TypeAlias = MultiplexRejection  # noqa: Y015
 
 @_typing.final
 class MultiplexFailure(_message.Message):
-    """A request that failed after it was admitted. The handle is free."""
+    """A request that failed after it was accepted. The handle can be reused."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The request's handle."""
+    """Handle of the request."""
     @_builtins.property
     def status(self) -> _error_pb2.ErrorStatus:
-        """Why."""
+        """Why it failed."""
 
     def __init__(
         self,
@@ -437,9 +443,9 @@ Global___MultiplexFailure: _TypeAlias = MultiplexFailure  # noqa: Y015
 
 @_typing.final
 class MultiplexPromptLogprobs(_message.Message):
-    """A part of a request's prompt log probabilities, in messages of their own so that
-    large ones do not hold up the other requests. All parts come before the
-    request's finish.
+    """A chunk of a request's prompt log probabilities. They are sent in separate messages
+    so that large ones do not delay other requests. All chunks precede the request's
+    finish.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -447,10 +453,10 @@ class MultiplexPromptLogprobs(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The request's handle."""
+    """Handle of the request."""
     @_builtins.property
     def prompt_logprobs(self) -> _logprobs_pb2.PromptLogprobs:
-        """The part; its offset says where it belongs."""
+        """The chunk. Its offset gives its position in the prompt."""
 
     def __init__(
         self,

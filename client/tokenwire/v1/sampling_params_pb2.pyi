@@ -20,12 +20,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """How tokens are sampled. Every field is named as in vLLM's SamplingParams, and
-    means the same.
+    """Sampling parameters. Fields have the names and meanings of vLLM's SamplingParams.
 
-    A field that is not set means what `/v1/chat/completions` would do: the value
-    from the model's generation_config.json where it has one, else vLLM's default,
-    which each comment gives. Zero is a value, not "unset".
+    A field that is not set has the default of `/v1/chat/completions`: the value in the
+    model's generation_config.json if there is one, else vLLM's default, given at each
+    field. Zero is a value and does not mean unset.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -81,183 +80,192 @@ class SamplingParams(_message.Message):
     ROUTED_EXPERTS_PROMPT_START_FIELD_NUMBER: _builtins.int
     TRACE_DECODE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     n: _builtins.int
-    """Number of output sequences for the prompt, at least 1.
+    """Number of output sequences to generate for the prompt, at least 1 and at most the
+    engine's max_num_seqs. Must be 1 with greedy sampling (temperature 0). The request
+    counts as n requests for admission.
 
-    If not set, 1. Greedy sampling (temperature 0) allows only 1. Counts as n
-    requests in admission. May not be above the engine's max_num_seqs.
+    If not set, 1.
     """
     temperature: _builtins.float
-    """Randomness, 0 to 2. 0 means greedy.
+    """Randomness of sampling, 0 to 2. 0 means greedy sampling. vLLM raises values above
+    0 and below 0.01 to 0.01.
 
-    If not set, generation_config, else 1.0. Values above 0 and below 0.01 are
-    raised to 0.01 by vLLM.
+    If not set, the value in generation_config, else 1.0.
     """
     top_p: _builtins.float
-    """Cumulative probability of the tokens to consider, above 0 and at most 1.
+    """Cumulative probability of the top tokens to consider, above 0 and at most 1.
 
-    If not set, generation_config, else 1.0 (all tokens).
+    If not set, the value in generation_config, else 1.0 (all tokens).
     """
     top_k: _builtins.int
-    """Number of most likely tokens to consider; 0 or -1 means all.
+    """Number of top tokens to consider. 0 or -1 means all tokens.
 
-    If not set, generation_config, else 0.
+    If not set, the value in generation_config, else 0.
     """
     min_p: _builtins.float
-    """Least probability of a token relative to that of the most likely, 0 to 1.
+    """Minimum probability of a token relative to the most likely token, 0 to 1.
 
-    If not set, generation_config, else 0.0 (off).
+    If not set, the value in generation_config, else 0.0 (disabled).
     """
     presence_penalty: _builtins.float
-    """Penalty for tokens that the output already holds, -2 to 2.
+    """Penalty for tokens that have appeared in the output, -2 to 2.
 
-    If not set, generation_config, else 0.0 (off).
+    If not set, the value in generation_config, else 0.0 (disabled).
     """
     frequency_penalty: _builtins.float
-    """Penalty for tokens by their count in the output, -2 to 2.
+    """Penalty for tokens in proportion to their frequency in the output, -2 to 2.
 
-    If not set, generation_config, else 0.0 (off).
+    If not set, the value in generation_config, else 0.0 (disabled).
     """
     repetition_penalty: _builtins.float
-    """Penalty factor for tokens that the prompt or the output holds, above 0.
+    """Multiplicative penalty for tokens that have appeared in the prompt or the output,
+    above 0.
 
-    If not set, generation_config, else 1.0 (off).
+    If not set, the value in generation_config, else 1.0 (disabled).
     """
     seed: _builtins.int
-    """Seed of the random number generator of this request.
+    """Random seed. If n is above 1, sequence i uses seed + i.
 
-    If not set (or -1), no seed. With n above 1 sequence i uses seed + i.
+    If not set or -1, sampling is not seeded.
     """
     max_tokens: _builtins.int
-    """Most tokens to generate for each sequence, at least 1.
+    """Maximum number of tokens to generate per sequence, at least 1.
 
-    If not set, up to the end of the model's context, or the limit that
-    generation_config or the server's configuration sets.
+    If not set, up to the end of the model's context, or to the limit set by
+    generation_config or the server's configuration.
     """
     min_tokens: _builtins.int
-    """Tokens to generate for each sequence before EOS or a stop token may end it.
+    """Minimum number of tokens to generate per sequence before EOS or a stop token can
+    end it. May not exceed max_tokens.
 
-    If not set, 0. May not be above max_tokens.
+    If not set, 0.
     """
     ignore_eos: _builtins.bool
-    """Whether to go on after EOS.
+    """Continue generating after EOS.
 
     If not set, false.
     """
     logprobs: _builtins.int
-    """Number k of most likely tokens to report for each output token, beside the
-    sampled one. 0 reports the sampled token alone, -1 the whole vocabulary.
+    """Number k of most likely tokens to report for each output token, in addition to
+    the sampled token. 0 reports the sampled token only, -1 the whole vocabulary. May
+    not exceed the engine's max_logprobs.
 
-    If not set, no log probabilities. At most the engine's max_logprobs.
+    If not set, no log probabilities are returned.
     """
     prompt_logprobs: _builtins.int
-    """Number k of most likely tokens to report for each prompt token, beside the
-    prompt token itself; -1 means the whole vocabulary.
+    """Number k of most likely tokens to report for each prompt token, in addition to
+    the prompt token itself. -1 reports the whole vocabulary. The first prompt token
+    has no log probability.
 
-    If not set, none. The first prompt token never has a value.
+    If not set, no prompt log probabilities are returned.
     """
     prompt_logprob_start: _builtins.int
-    """First causal prompt row to score.
+    """First causal prompt row to score. Requires prompt_logprob_token_ids.
 
-    If not set, the first row. Needs prompt_logprob_token_ids.
+    If not set, the first row.
     """
     stream_interval: _builtins.int
-    """Number of new tokens to gather before a stream sends them, at least 1. The
-    first and the last token are sent at once.
+    """Number of new tokens to batch into each streamed message, at least 1. The first
+    and the last token are sent immediately. Values below the engine's
+    --stream-interval are raised to it.
 
-    If not set, the engine's --stream-interval, which is also the least.
+    If not set, the engine's --stream-interval.
     """
     skip_reading_prefix_cache: _builtins.bool
-    """Whether the request may not read the prefix cache.
+    """Do not read from the prefix cache.
 
-    If not set, true only where prompt log probabilities are asked for.
+    If not set, true if prompt log probabilities are requested, else false.
     """
     thinking_token_budget: _builtins.int
-    """Most tokens to spend on reasoning, at least 0; -1 means no limit.
+    """Maximum number of reasoning tokens to generate, at least 0. -1 means no limit.
+    Requires a server started with a reasoning parser and --keep-tokenizer.
 
-    If not set, no limit. Needs a server started with a reasoning parser and
-    --keep-tokenizer.
+    If not set, no limit.
     """
     watermarking: _builtins.bool
-    """Whether the engine's watermark is applied.
+    """Apply the engine's watermark.
 
-    If not set, yes where the engine has one.
+    If not set, true if the engine has one.
     """
     extra_args_json: _builtins.str
-    """Arguments for custom sampling code and plug-ins: a JSON object, passed on
-    verbatim. A key given twice, a number beyond 64 bits, NaN and nesting deeper
-    than 64 levels are errors, as in every field of this contract that holds JSON.
+    """Additional arguments for custom samplers and plugins: a JSON object, passed
+    through verbatim. As in every JSON field of this contract, duplicate keys, numbers
+    beyond 64 bits, NaN and nesting deeper than 64 levels are errors.
 
     If not set, none.
     """
     routed_experts_prompt_start: _builtins.int
-    """Number of leading prompt tokens to leave out of the returned expert routing.
+    """Number of leading prompt tokens to omit from the returned routed experts.
 
     If not set, 0.
     """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end a sequence. The stop token is the last of token_ids.
+        """Token ids that end the sequence, each in the vocabulary. The stop token is included
+        in the output as its last token.
 
-        If empty, only the model's EOS ids do. Each id must be in the vocabulary.
+        If empty, only the model's EOS ids end the sequence.
         """
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Values added to the logits of token ids before sampling; the engine limits
-        each to the range -100 to 100. Each id must be in the vocabulary.
+        """Bias to add to the logits of token ids, each in the vocabulary, before sampling.
+        The engine clamps values to the range -100 to 100.
 
-        If empty, none.
+        If empty, no bias.
         """
 
     @_builtins.property
     def logprob_token_ids(self) -> Global___TokenIds:
-        """Token ids to report in place of the k most likely, in the order given.
+        """Token ids to report instead of the k most likely ones, in this order. At most
+        128 ids.
 
-        If not set, the most likely ones. At most 128 ids.
+        If not set, the most likely tokens are reported.
         """
 
     @_builtins.property
     def prompt_logprob_token_ids(self) -> Global___TokenIdRows:
-        """Token ids to score for each causal prompt row.
+        """Token ids to score for each causal prompt row. Requires vLLM's V2 model runner.
 
-        If not set, none. Needs vLLM's V2 model runner.
+        If not set, none.
         """
 
     @_builtins.property
     def allowed_token_ids(self) -> Global___TokenIds:
-        """The only token ids that may be generated, at least one.
+        """The only token ids that can be generated, at least one.
 
-        If not set, all.
+        If not set, all token ids are allowed.
         """
 
     @_builtins.property
     def bad_words_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
-        """Sequences of token ids that may not be generated: at most 128 sequences and
-        1,024 ids together, each sequence with at least one id of the vocabulary.
-        In place of vLLM's `bad_words`, which are strings.
+        """Token sequences that must not be generated: at most 128 sequences with 1,024 ids
+        in total, at least one id per sequence, each in the vocabulary. Replaces vLLM's
+        `bad_words`, which takes strings.
 
         If empty, none.
         """
 
     @_builtins.property
     def structured_outputs(self) -> Global___StructuredOutputsParams:
-        """A grammar for the output.
+        """Structured output constraint. Requires a server started with --keep-tokenizer.
 
-        If not set, none. Needs a server started with --keep-tokenizer.
+        If not set, the output is unconstrained.
         """
 
     @_builtins.property
     def repetition_detection(self) -> Global___RepetitionDetectionParams:
-        """Ends a sequence that repeats itself.
+        """Detection of repetitive output, which ends the sequence.
 
-        If not set, off.
+        If not set, disabled.
         """
 
     @_builtins.property
     def trace_decode_token_ids(self) -> Global___TokenIds:
-        """Token ids that the engine must emit in place of sampled ones, at least one.
+        """Token ids that the engine must emit instead of sampling, at least one. Requires a
+        server started with --enable-trace-replay.
 
-        If not set, tokens are sampled. Needs a server with --enable-trace-replay.
+        If not set, tokens are sampled.
         """
 
     def __init__(
@@ -411,7 +419,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
-    """A list of token ids, for fields where an empty list differs from none."""
+    """A list of token ids, for fields in which an empty list differs from an absent one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -435,7 +443,7 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class TokenIdRows(_message.Message):
-    """Rows of token ids. Rows may differ in length."""
+    """Rows of token ids. Rows can differ in length."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -461,7 +469,7 @@ Global___TokenIdRows: _TypeAlias = TokenIdRows  # noqa: Y015
 
 @_typing.final
 class StructuredOutputsParams(_message.Message):
-    """A constraint on the output: exactly one kind."""
+    """A structured output constraint. Exactly one kind must be set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -479,30 +487,31 @@ class StructuredOutputsParams(_message.Message):
     regex: _builtins.str
     """A regular expression."""
     grammar: _builtins.str
-    """A context-free grammar in the backend's own notation (EBNF)."""
+    """A context-free grammar in the backend's notation (EBNF)."""
     structural_tag: _builtins.str
     """A structural tag, as JSON text."""
     disable_any_whitespace: _builtins.bool
-    """Whether JSON may hold no free whitespace. Has to be what the engine's
-    --structured-outputs-config says: vLLM honours no other for a single request.
+    """Disallow optional whitespace in JSON. Must equal the setting in the engine's
+    --structured-outputs-config, since vLLM does not support it per request.
 
-    If not set, what the engine's configuration says.
+    If not set, the engine's setting.
     """
     disable_additional_properties: _builtins.bool
-    """Whether JSON objects may hold no properties beside those of the schema. Has to
-    be what the engine's --structured-outputs-config says, as above.
+    """Disallow properties that are not in the JSON schema. Must equal the setting in
+    the engine's --structured-outputs-config, since vLLM does not support it per
+    request.
 
-    If not set, what the engine's configuration says.
+    If not set, the engine's setting.
     """
     whitespace_pattern: _builtins.str
-    """Regular expression of the whitespace allowed in JSON. No grammar backend of
-    vLLM 0.32 honours it, so it is refused.
+    """Regular expression for the whitespace allowed in JSON. Refused, since no grammar
+    backend of vLLM 0.32 supports it.
 
-    If not set, the backend's own.
+    If not set, the backend's default.
     """
     @_builtins.property
     def choice(self) -> Global___Choice:
-        """One of several texts."""
+        """One of a list of strings."""
 
     @_builtins.property
     def json_object(self) -> Global___JsonObject:
@@ -546,14 +555,14 @@ Global___StructuredOutputsParams: _TypeAlias = StructuredOutputsParams  # noqa: 
 
 @_typing.final
 class Choice(_message.Message):
-    """The texts that an output may be."""
+    """The strings that an output can be."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts, at least one."""
+        """The strings, at least one."""
 
     def __init__(
         self,
@@ -570,7 +579,7 @@ Global___Choice: _TypeAlias = Choice  # noqa: Y015
 
 @_typing.final
 class JsonObject(_message.Message):
-    """Marks that the output must be a JSON object, of any content."""
+    """Constrains the output to a JSON object with any content."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -587,7 +596,7 @@ Global___JsonObject: _TypeAlias = JsonObject  # noqa: Y015
 
 @_typing.final
 class RepetitionDetectionParams(_message.Message):
-    """When to take an output for an endless repetition."""
+    """Parameters for detecting repetitive patterns of tokens in the output."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -595,19 +604,20 @@ class RepetitionDetectionParams(_message.Message):
     MIN_PATTERN_SIZE_FIELD_NUMBER: _builtins.int
     MIN_COUNT_FIELD_NUMBER: _builtins.int
     max_pattern_size: _builtins.int
-    """Longest repeating pattern to look for, in tokens; 0 turns detection off.
+    """Maximum length of a repeating pattern to detect, in tokens. 0 disables detection.
 
     If not set, 0.
     """
     min_pattern_size: _builtins.int
-    """Shortest repeating pattern to look for, in tokens, at most max_pattern_size.
+    """Minimum length of a repeating pattern to detect, in tokens. May not exceed
+    max_pattern_size.
 
     If not set or 0, 1.
     """
     min_count: _builtins.int
     """Number of repetitions that ends the sequence, at least 2.
 
-    If not set, 0, which is valid only while max_pattern_size is 0.
+    If not set, 0, which is valid only if max_pattern_size is 0.
     """
     def __init__(
         self,

@@ -6,9 +6,9 @@
 
 #include <grpcpp/support/status.h>
 
-// Why a call failed, from the google.rpc details of its status.
+// Why a call failed, taken from the google.rpc details of its status.
 struct Error {
-  // What programs branch on; empty where the server did not send the status.
+  // Programs branch on it. Empty if the status did not come from the server.
   std::string reason;
   // Paths of the fields at fault.
   std::vector<std::string> fields;

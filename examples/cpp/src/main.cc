@@ -1,4 +1,4 @@
-// A tour of a tokenwire server: every call, once. Prints a line for each answer.
+// A tour of a tokenwire server: makes every call once and prints one line per response.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ using Engine = tw::EngineService::Stub;
 
 namespace {
 
-// "The capital of France is", in SmolLM2's tokens, to be continued by 8 tokens.
+// "The capital of France is" in SmolLM2's tokens, continued greedily by 8 tokens.
 tw::GenerationInput GreedyInput() {
   tw::GenerationInput input;
   for (const auto token : {504, 3575, 282, 4649, 314}) input.add_prompt_token_ids(token);
@@ -89,7 +89,7 @@ grpc::Status Abort(Engine& engine, const std::string& request_id) {
   return status;
 }
 
-// Another call, on any connection, aborts a request by its id. Its own stream then ends with ABORT and without an error.
+// Aborts a request by its id, from a separate call. The aborted stream ends with ABORT, not with an error.
 grpc::Status AbortedStream(Engine& engine) {
   grpc::ClientContext context;
   tw::GenerateStreamRequest request;
@@ -101,7 +101,7 @@ grpc::Status AbortedStream(Engine& engine) {
   auto finish = tw::FINISH_REASON_UNSPECIFIED;
   tw::GenerateStreamResponse response;
   while (stream->Read(&response)) {
-    // The first message only has the id.
+    // Only the first message has the id.
     if (!response.request_id().empty()) {
       const auto status = Abort(engine, response.request_id());
       if (!status.ok()) {
@@ -116,7 +116,7 @@ grpc::Status AbortedStream(Engine& engine) {
   return status;
 }
 
-// An error's reason is what programs branch on; its message is for people.
+// Programs branch on an error's reason; its message is for humans.
 void Refused(Engine& engine) {
   grpc::ClientContext context;
   tw::GenerateRequest request;
@@ -129,7 +129,7 @@ void Refused(Engine& engine) {
   std::cout << '\n';
 }
 
-// Ends the program where a call has failed that should not.
+// Exits if a call failed unexpectedly.
 void Check(const grpc::Status& status) {
   if (status.ok()) return;
   std::cerr << "error " << status.error_code() << ' ' << ErrorOf(status).reason << ": " << status.error_message() << '\n';

@@ -10,7 +10,7 @@ namespace tw = tokenwire::v1;
 
 namespace {
 
-// The tokens so far of each sequence, by handle and index.
+// The tokens of each sequence so far, by handle and index.
 using Sequences = std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>>;
 
 tw::MultiplexRequest Submit(std::uint32_t handle, const tw::GenerationInput& input) {
@@ -20,11 +20,11 @@ tw::MultiplexRequest Submit(std::uint32_t handle, const tw::GenerationInput& inp
   return request;
 }
 
-// Appends the runs of new tokens in a step's columns.
+// Appends the tokens of a step's entries to their sequences.
 void AddTokens(const tw::MultiplexStep& step, Sequences& sequences) {
   auto token = step.token_ids().begin();
   for (int entry = 0; entry < step.handles_size(); ++entry) {
-    // A column that is left out says what holds for all: sequence 0, one token each.
+    // An empty column stands for the default of every entry: sequence 0, one token.
     const auto index = step.indexes().empty() ? 0 : step.indexes(entry);
     const auto count = step.token_counts().empty() ? 1 : step.token_counts(entry);
     auto& tokens = sequences[{step.handles(entry), index}];
@@ -44,7 +44,7 @@ void PrintEnds(const tw::MultiplexStep& step, const Sequences& sequences) {
     std::cout << "multiplex " << finish.handle() << '.' << finish.index() << ": "
               << tw::FinishReason_Name(finish.finish_reason());
     const auto found = sequences.find({finish.handle(), finish.index()});
-    // A sequence that ended without a token is not there.
+    // A sequence that finished without a token is missing.
     if (found != sequences.end()) {
       for (const auto token : found->second) std::cout << ' ' << token;
     }
@@ -57,7 +57,7 @@ void PrintEnds(const tw::MultiplexStep& step, const Sequences& sequences) {
 }  // namespace
 
 grpc::Status Multiplex(tw::EngineService::Stub& engine, const tw::GenerationInput& greedy) {
-  // Two sequences, with several tokens in a message.
+  // Two sequences, with several tokens per message.
   tw::GenerationInput two = greedy;
   two.mutable_sampling_params()->clear_temperature();
   two.mutable_sampling_params()->set_n(2);
@@ -72,17 +72,17 @@ grpc::Status Multiplex(tw::EngineService::Stub& engine, const tw::GenerationInpu
   stream->Write(Submit(1, greedy));
   stream->Write(Submit(2, two));
   stream->Write(Submit(3, wrong));
-  // A coordinator goes on writing, from another thread than the one that reads. After the end of its side, running
-  // requests finish and the server ends the stream.
+  // A coordinator keeps writing, in a separate thread from the one that reads. Half-closing lets requests in flight
+  // finish, then the server ends the stream.
   stream->WritesDone();
 
   Sequences sequences;
   tw::MultiplexResponse response;
   while (stream->Read(&response)) {
-    // Any other event is one that this program does not know or has not asked for.
+    // Ignore events that this program does not know or did not ask for.
     if (!response.has_step()) continue;
     AddTokens(response.step(), sequences);
-    // After the tokens: a finish may come in the same message.
+    // After the tokens, since a finish can be in the same message.
     PrintEnds(response.step(), sequences);
   }
   return stream->Finish();

@@ -1,4 +1,4 @@
-// A tour of a tokenwire server: every call, once. Prints a line for each answer.
+// A tour of a tokenwire server: makes every call once and prints one line per response.
 import { create } from "@bufbuild/protobuf";
 import { ConnectError, createClient, type Client } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
@@ -37,7 +37,7 @@ async function generateStream(engine: Engine): Promise<void> {
   console.log("stream:", FinishReason[finish], ...tokens);
 }
 
-// Another call, on any connection, aborts a request by its id. Its own stream then ends with ABORT and without an error.
+// Aborts a request by its id, from a separate call. The aborted stream ends with ABORT, not with an error.
 async function abort(engine: Engine): Promise<void> {
   const input = create(GenerationInputSchema, {
     requestId: `node-${process.pid}`,
@@ -46,7 +46,7 @@ async function abort(engine: Engine): Promise<void> {
   });
   let last: SequenceOutput | undefined;
   for await (const { requestId, outputs } of engine.generateStream({ input })) {
-    // The first message only has the id.
+    // Only the first message has the id.
     if (requestId) {
       const { results } = await engine.abort({ requestIds: [requestId] });
       for (const { outcome } of results) console.log("abort:", AbortOutcome[outcome]);
@@ -56,7 +56,7 @@ async function abort(engine: Engine): Promise<void> {
   console.log("aborted stream:", FinishReason[last?.finishReason ?? FinishReason.UNSPECIFIED]);
 }
 
-// An error's reason is what programs branch on; its message is for people.
+// Programs branch on an error's reason; its message is for humans.
 async function refused(engine: Engine): Promise<void> {
   try {
     await engine.generate({ input: { promptTokenIds: prompt, samplingParams: { topP: 2 } } });

@@ -17,22 +17,22 @@ interface Entry {
   readonly tokenIds: number[];
 }
 
-// The runs of new tokens in a step's columns.
+// Yields the entries of a step: runs of new tokens of one sequence.
 function* entries(step: MultiplexStep): Generator<Entry> {
   let start = 0;
   for (const [position, handle] of step.handles.entries()) {
-    // A column that is left out says what holds for all: one token each, sequence 0.
+    // An empty column stands for the default of every entry: one token, sequence 0.
     const end = start + (step.tokenCounts[position] ?? 1);
     yield { handle, index: step.indexes[position] ?? 0, tokenIds: step.tokenIds.slice(start, end) };
     start = end;
   }
 }
 
-// What this side says. A coordinator yields for as long as it has something to say; after the end of its side, running
-// requests finish and the server ends the stream.
+// The client's messages. A coordinator keeps yielding as requests arrive. Returning half-closes the stream: requests in
+// flight finish, then the server ends it.
 async function* actions(prompt: number[]): AsyncGenerator<Action> {
   yield submit(1, { promptTokenIds: prompt, samplingParams: { temperature: 0, maxTokens: 8 } });
-  // Two sequences, with several tokens in a message.
+  // Two sequences, with several tokens per message.
   yield submit(2, { promptTokenIds: prompt, samplingParams: { n: 2, seed: 7n, maxTokens: 8, streamInterval: 4 } });
   yield submit(3, { promptTokenIds: prompt, samplingParams: { topP: 2 } });
 }
@@ -40,14 +40,14 @@ async function* actions(prompt: number[]): AsyncGenerator<Action> {
 export async function multiplex(engine: Client<typeof EngineService>, prompt: number[]): Promise<void> {
   const tokens = new Map<string, number[]>();
   for await (const { event } of engine.multiplex(actions(prompt))) {
-    // One that this program does not know or has not asked for.
+    // Ignore events that this program does not know or did not ask for.
     if (event.case !== "step") continue;
     const step = event.value;
     for (const { handle, index, tokenIds } of entries(step)) {
       const key = `${handle}.${index}`;
       tokens.set(key, [...(tokens.get(key) ?? []), ...tokenIds]);
     }
-    // After the tokens: a finish may come in the same message.
+    // After the tokens, since a finish can be in the same message.
     for (const { handle, index, finishReason } of step.finished) {
       const key = `${handle}.${index}`;
       console.log(`multiplex ${key}:`, FinishReason[finishReason], ...(tokens.get(key) ?? []));

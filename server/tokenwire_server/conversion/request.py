@@ -1,4 +1,4 @@
-"""From the contract's GenerationInput to what AsyncLLM.add_request takes."""
+"""From the contract's GenerationInput to a typed request that AsyncLLM.add_request takes."""
 
 import array
 import dataclasses
@@ -12,21 +12,28 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_hints import KvHintsEnvelope
 
 from tokenwire._contract import Reason
-from tokenwire.v1 import generation_pb2
+from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire_server.conversion import sampling
 from tokenwire_server.conversion.exceptions import FAULTS, translate
+from tokenwire_server.conversion.fields import check_request_id, positive_seconds
+from tokenwire_server.conversion.json_fields import json_object
 from tokenwire_server.conversion.limits import RequestLimits
-from tokenwire_server.conversion.validation import json_object
 from tokenwire_server.errors import RequestError, Violation, invalid_field
 
+_MAX_CACHE_SALT = 1024
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A checked request, ready for the engine."""
+    """A checked request in vLLM's terms. Nothing after its conversion reads the message that it came from."""
 
     request_id: str
+    """The caller's id, or a server-generated one."""
     prompt_token_ids: list[int]
     params: SamplingParams
+    return_prompt_token_ids: bool = False
+    max_time: float | None = None
+    """Seconds after which the request ends with TIME_LIMIT; None means no limit."""
     priority: int = 0
     cache_salt: str | None = None
     data_parallel_rank: int | None = None
@@ -38,22 +45,52 @@ class EngineRequest:
     kv_hints: KvHintsEnvelope | None = None
 
 
-def to_engine(
-    message: generation_pb2.GenerationInput,
+def number_of_sequences(message: GenerationInput) -> int:
+    """Return the n of a request that is not checked yet."""
+    return message.sampling_params.n if message.sampling_params.HasField("n") else 1
+
+
+def check_input(message: GenerationInput, path: str = "input") -> None:
+    """Check what takes no work, before a prompt that may be long is converted.
+
+    Args:
+        message: the request.
+        path: path of `message` in the request message, for errors.
+
+    Raises:
+        RequestError: INVALID_FIELD.
+
+    """
+    if message.request_id:
+        check_request_id(message.request_id, f"{path}.request_id")
+    if not message.prompt_token_ids:
+        raise invalid_field(f"{path}.prompt_token_ids", "must hold at least one token id")
+    if message.HasField("cache_salt") and not 1 <= len(message.cache_salt) <= _MAX_CACHE_SALT:
+        raise invalid_field(f"{path}.cache_salt", f"must have 1 to {_MAX_CACHE_SALT} characters")
+    if message.HasField("model") and not message.model:
+        raise invalid_field(f"{path}.model", "must not be empty; leave it out for the base model")
+    if message.HasField("max_time"):
+        positive_seconds(message.max_time, f"{path}.max_time")
+
+
+def to_engine_request(
+    message: GenerationInput,
     limits: RequestLimits,
     adapters: Mapping[str, LoRARequest],
     *,
     request_id: str,
+    trace_headers: Mapping[str, str] | None,
     stream: bool,
     path: str = "input",
 ) -> EngineRequest:
     """Check a GenerationInput against the engine and convert it.
 
     Args:
-        message: the contract's input, which has passed `validation.check_input`.
+        message: the contract's input, which has passed `check_input`.
         limits: what the engine allows.
         adapters: LoRA adapters by the names that requests use.
-        request_id: the request's id, the caller's or the server's.
+        request_id: the caller's id or a server-generated one.
+        trace_headers: W3C trace context of the call's metadata, for a request without trace headers of its own.
         stream: whether the caller wants deltas.
         path: path of `message` in the request message, for errors.
 
@@ -70,15 +107,42 @@ def to_engine(
     except FAULTS as error:
         raise translate(error, path) from error
     _add_transfer_params(message, params, limits, path)
-    request = EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, lora_request=lora)
-    _add_routing(request, message, limits, path)
-    _add_reasoning(request, message, limits, path)
-    if message.trace_headers:
-        request.trace_headers = dict(message.trace_headers)
-    return request
+    _check_reasoning(message, limits, path)
+    headers = message.trace_headers or trace_headers
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        params=params,
+        return_prompt_token_ids=message.return_prompt_token_ids,
+        max_time=positive_seconds(message.max_time, f"{path}.max_time") if message.HasField("max_time") else None,
+        priority=_priority(message, limits, path),
+        cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
+        data_parallel_rank=_data_parallel_rank(message, limits, path),
+        session_id=message.session_id if message.HasField("session_id") else None,
+        trace_headers=dict(headers) if headers else None,
+        lora_request=lora,
+        reasoning_ended=message.reasoning_ended if message.HasField("reasoning_ended") else None,
+        reasoning_parser_kwargs=_reasoning_parser_kwargs(message, path),
+        kv_hints=_kv_hints(message, path),
+    )
 
 
-def _prompt(message: generation_pb2.GenerationInput, limits: RequestLimits, field: str) -> list[int]:
+def remote_prefill(message: GenerationInput) -> dict[str, Any] | None:
+    """Return a request's KV transfer parameters if another engine has prefilled its prompt; None otherwise."""
+    sampling_params = message.sampling_params
+    try:
+        if message.HasField("kv_transfer_params_json"):
+            params: Any = json_object(message.kv_transfer_params_json, "")
+        elif sampling_params.HasField("extra_args_json"):
+            params = json_object(sampling_params.extra_args_json, "").get("kv_transfer_params")
+        else:
+            return None
+    except RequestError:
+        return None
+    return params if isinstance(params, dict) and params.get("do_remote_prefill") else None
+
+
+def _prompt(message: GenerationInput, limits: RequestLimits, field: str) -> list[int]:
     # Before anything is copied: it may be millions.
     if (length := len(message.prompt_token_ids)) >= limits.max_model_len:
         raise invalid_field(
@@ -99,7 +163,7 @@ def _prompt(message: generation_pb2.GenerationInput, limits: RequestLimits, fiel
 
 
 def _adapter(
-    message: generation_pb2.GenerationInput, limits: RequestLimits, adapters: Mapping[str, LoRARequest], path: str
+    message: GenerationInput, limits: RequestLimits, adapters: Mapping[str, LoRARequest], path: str
 ) -> LoRARequest | None:
     if not message.HasField("model") or message.model in limits.served_model_names:
         return None
@@ -113,34 +177,17 @@ def _adapter(
     )
 
 
-def remote_prefill(message: generation_pb2.GenerationInput) -> dict[str, Any] | None:
-    """Return a request's KV transfer parameters where they announce what another engine has computed for it."""
-    sampling = message.sampling_params
-    try:
-        if message.HasField("kv_transfer_params_json"):
-            params: Any = json_object(message.kv_transfer_params_json, "")
-        elif sampling.HasField("extra_args_json"):
-            params = json_object(sampling.extra_args_json, "").get("kv_transfer_params")
-        else:
-            return None
-    except RequestError:
-        return None
-    return params if isinstance(params, dict) and params.get("do_remote_prefill") else None
-
-
-def _add_transfer_params(
-    message: generation_pb2.GenerationInput, params: SamplingParams, limits: RequestLimits, path: str
-) -> None:
+def _add_transfer_params(message: GenerationInput, params: SamplingParams, limits: RequestLimits, path: str) -> None:
     if message.HasField("kv_transfer_params_json"):
         _add_extra(params, "kv_transfer_params", message.kv_transfer_params_json, f"{path}.kv_transfer_params_json")
     if message.HasField("ec_transfer_params_json"):
         _add_extra(params, "ec_transfer_params", message.ec_transfer_params_json, f"{path}.ec_transfer_params_json")
     if params.n > 1 and limits.kv_transfer:
         transfer = (params.extra_args or {}).get("kv_transfer_params")
-        # The first of the sequences to finish would let go of what the others still need, or none would.
+        # The first sequence to finish would release what the others still need, or none would.
         if isinstance(transfer, dict) and (transfer.get("do_remote_prefill") or transfer.get("do_remote_decode")):
             raise invalid_field(
-                f"{path}.sampling_params.n", f"must be 1 where the KV cache goes between engines, got {params.n}"
+                f"{path}.sampling_params.n", f"must be 1 when the KV cache moves between engines, got {params.n}"
             )
 
 
@@ -152,38 +199,35 @@ def _add_extra(params: SamplingParams, key: str, text: str, field: str) -> None:
     params.extra_args[key] = json_object(text, field)
 
 
-def _add_routing(
-    request: EngineRequest, message: generation_pb2.GenerationInput, limits: RequestLimits, path: str
-) -> None:
-    if message.HasField("priority"):
-        if message.priority and not limits.priority_scheduling:
-            raise invalid_field(
-                f"{path}.priority", "must be 0 or left out; the server has no --scheduling-policy priority"
-            )
-        request.priority = message.priority
-    if message.HasField("cache_salt"):
-        request.cache_salt = message.cache_salt
-    if message.HasField("data_parallel_rank"):
-        if message.data_parallel_rank >= limits.data_parallel_size:
-            raise invalid_field(
-                f"{path}.data_parallel_rank",
-                f"must be below the engine's data_parallel_size, {limits.data_parallel_size},"
-                f" got {message.data_parallel_rank}",
-            )
-        request.data_parallel_rank = message.data_parallel_rank
-    if message.HasField("session_id"):
-        request.session_id = message.session_id
-    if message.HasField("kv_hints_json"):
-        field = f"{path}.kv_hints_json"
-        try:
-            request.kv_hints = msgspec.convert(json_object(message.kv_hints_json, field), KvHintsEnvelope)
-        except msgspec.ValidationError as error:
-            raise invalid_field(field, f"is no kv_hints envelope of vLLM: {error}") from None
+def _priority(message: GenerationInput, limits: RequestLimits, path: str) -> int:
+    if message.priority and not limits.priority_scheduling:
+        raise invalid_field(f"{path}.priority", "must be 0 or left out; the server has no --scheduling-policy priority")
+    return message.priority
 
 
-def _add_reasoning(
-    request: EngineRequest, message: generation_pb2.GenerationInput, limits: RequestLimits, path: str
-) -> None:
+def _data_parallel_rank(message: GenerationInput, limits: RequestLimits, path: str) -> int | None:
+    if not message.HasField("data_parallel_rank"):
+        return None
+    if message.data_parallel_rank >= limits.data_parallel_size:
+        raise invalid_field(
+            f"{path}.data_parallel_rank",
+            f"must be below the engine's data_parallel_size, {limits.data_parallel_size},"
+            f" got {message.data_parallel_rank}",
+        )
+    return message.data_parallel_rank
+
+
+def _kv_hints(message: GenerationInput, path: str) -> KvHintsEnvelope | None:
+    if not message.HasField("kv_hints_json"):
+        return None
+    field = f"{path}.kv_hints_json"
+    try:
+        return msgspec.convert(json_object(message.kv_hints_json, field), KvHintsEnvelope)
+    except msgspec.ValidationError as error:
+        raise invalid_field(field, f"is not a kv_hints envelope of vLLM: {error}") from None
+
+
+def _check_reasoning(message: GenerationInput, limits: RequestLimits, path: str) -> None:
     for field in ("reasoning_ended", "reasoning_parser_kwargs_json"):
         if message.HasField(field) and not limits.has_tokenizer:
             raise RequestError(
@@ -191,8 +235,9 @@ def _add_reasoning(
                 f"{path}.{field}: needs the tokenizer; start the server with --keep-tokenizer",
                 (Violation(f"{path}.{field}", "needs a server started with --keep-tokenizer"),),
             )
-    if message.HasField("reasoning_ended"):
-        request.reasoning_ended = message.reasoning_ended
-    if message.HasField("reasoning_parser_kwargs_json"):
-        field = f"{path}.reasoning_parser_kwargs_json"
-        request.reasoning_parser_kwargs = json_object(message.reasoning_parser_kwargs_json, field)
+
+
+def _reasoning_parser_kwargs(message: GenerationInput, path: str) -> dict[str, Any] | None:
+    if not message.HasField("reasoning_parser_kwargs_json"):
+        return None
+    return json_object(message.reasoning_parser_kwargs_json, f"{path}.reasoning_parser_kwargs_json")

@@ -13,8 +13,8 @@ from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, S
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import sampling_params_pb2 as pb
+from tokenwire_server.conversion.json_fields import check_json_object, json_object
 from tokenwire_server.conversion.limits import RequestLimits
-from tokenwire_server.conversion.validation import check_json_object, json_object
 from tokenwire_server.errors import RequestError, Violation, invalid_field, unsupported_field
 
 # vLLM's V1 sampler on the device allows no more of them in one request.

@@ -11,12 +11,13 @@ It takes the place of AsyncLLM's OutputProcessor and relies on these of vLLM's i
 Requests that need more than tokens and log probabilities of one sequence go vLLM's ordinary way, to the same sinks.
 """
 
+import contextlib
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import (
@@ -87,6 +88,20 @@ def incompatibility(llm: AsyncLLM) -> str | None:
     return None
 
 
+def install_direct_path(llm: AsyncLLM) -> "DirectOutputProcessor | None":
+    """Replace AsyncLLM's OutputProcessor; None, and a warning, where this vLLM or engine does not allow it."""
+    if (reason := incompatibility(llm)) is not None:
+        logger.warning("the direct path is off, so each token costs more CPU: %s", reason)
+        return None
+    config = llm.vllm_config
+    only_ordinary = bool(
+        config.aux_output_config.enable_return_routed_experts or config.model_config.return_sampling_mask
+    )
+    direct = DirectOutputProcessor(llm.output_processor, only_ordinary=only_ordinary)
+    llm.output_processor = direct
+    return direct
+
+
 def eligible(params: SamplingParams) -> bool:
     """Whether the direct path does all that a request asks for."""
     return (
@@ -120,18 +135,24 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         self._in_step = False
         self._step_end: list[Callable[[], None]] = []
 
-    def expect(self, request_id: str, sink: Sink, params: SamplingParams) -> None:
-        """Say where the outputs of a request go, before AsyncLLM adds it."""
-        direct = self._possible and eligible(params)
-        if direct:
-            # The sink gathers what a unary call waits for, so vLLM need not.
-            params.output_kind = RequestOutputKind.DELTA
-        sink.prepare(params, direct=direct)
-        self._expected[request_id] = sink
+    def takes(self, params: SamplingParams) -> bool:
+        """Return whether a request's outputs take the direct path."""
+        return self._possible and eligible(params)
 
-    def forget(self, request_id: str) -> None:
-        """Say that a request has been added, or refused."""
-        self._expected.pop(request_id, None)
+    @contextlib.contextmanager
+    def expecting(self, request_id: str, sink: Sink) -> Iterator[None]:
+        """Register a sink for the request that AsyncLLM adds inside the block.
+
+        Args:
+            request_id: the id that AsyncLLM is given.
+            sink: where the request's outputs go.
+
+        """
+        self._expected[request_id] = sink
+        try:
+            yield
+        finally:
+            self._expected.pop(request_id, None)
 
     def at_step_end(self, callback: Callable[[], None]) -> bool:
         """Call back after the last output of the running engine step; False where none is running."""
@@ -158,7 +179,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         iteration_stats: IterationStats | None = None,
         weight_version: str | None = None,
     ) -> OutputProcessorOutput:
-        """Pass a part of a step's outputs to their sinks."""
+        """Deliver a part of a step's outputs to their sinks."""
         self._in_step = True
         ordinary: list[EngineCoreOutput] = []
         states = self.request_states
@@ -187,7 +208,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
                         weight_version,
                     )
             except Exception:
-                logger.exception("could not pass on an output of request %s", state.external_req_id)
+                logger.exception("could not deliver an output of request %s", state.external_req_id)
                 sink.fail(RequestError(Reason.INTERNAL, "internal error; the server's log has the cause"))
             if output.finish_reason is not None:
                 self._finish_request(state)
@@ -220,7 +241,7 @@ def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
 
 
 async def pump(collector: RequestOutputCollector, sink: Sink) -> None:
-    """Pass a request's outputs on until the last: a task for each, where vLLM's internals are not as expected."""
+    """Deliver a request's outputs until the last: a task for each request, where vLLM's internals are not as expected."""
     finished = False
     while not finished:
         try:

@@ -10,29 +10,29 @@ from typing import Any
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_info_pb2, engine_load_pb2, generation_pb2
+from tokenwire_server.conversion.converter import RequestConverter
 from tokenwire_server.conversion.exceptions import FAULTS, first_line, translate
-from tokenwire_server.conversion.grammar import check_grammar
 from tokenwire_server.conversion.info import engine_info
 from tokenwire_server.conversion.limits import RequestLimits
 from tokenwire_server.conversion.model_info import EngineFacts
-from tokenwire_server.conversion.request import EngineRequest, remote_prefill, to_engine
+from tokenwire_server.conversion.request import EngineRequest, remote_prefill
 from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
-from tokenwire_server.engine.direct import DirectOutputProcessor, incompatibility, pump
+from tokenwire_server.engine.direct import install_direct_path, pump
 from tokenwire_server.engine.eos import eos_token_id
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.engine.stats import LoadRecorder
-from tokenwire_server.errors import RequestError, engine_dead, invalid_field, unsupported_field
+from tokenwire_server.errors import RequestError, engine_dead
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ class Engine:
             # Without a tokenizer vLLM knows no EOS, so natural EOS would be reported as a stop token, and a model whose
             # generation_config names no EOS would never stop.
             llm.renderer.get_eos_token_id = lambda: self._eos_token_id
-        self._refused_field = refused_field
+        self._converter = RequestConverter(llm.input_processor, self.limits, self._adapters, refused_field)
         self._load_recorder = load or LoadRecorder()
-        self._direct = _direct_path(llm) if direct_path else None
+        self._direct = install_direct_path(llm) if direct_path else None
         self._barrier = AbortBarrier(llm.is_paused, _BARRIER_TIMEOUT)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -175,84 +175,91 @@ class Engine:
         except FAULTS as error:
             raise translate(error, "") from error
 
-    def request(
-        self, message: generation_pb2.GenerationInput, request_id: str, *, stream: bool, path: str = "input"
+    def convert(
+        self,
+        message: generation_pb2.GenerationInput,
+        *,
+        request_id: str,
+        trace_headers: Mapping[str, str] | None = None,
+        stream: bool,
+        path: str = "input",
     ) -> EngineRequest:
-        """Check and convert a request.
+        """Check a request against everything that the engine allows, and convert it.
+
+        Args:
+            message: the request, which has passed `check_input`.
+            request_id: the caller's id or a server-generated one.
+            trace_headers: W3C trace context of the call's metadata; None without.
+            stream: whether the caller wants outputs as they come, rather than all at once.
+            path: path of `message` in the request message, for errors.
 
         Raises:
             RequestError: the request is refused.
 
         """
-        request = to_engine(message, self.limits, self._adapters, request_id=request_id, stream=stream, path=path)
-        if self._refused_field is not None and (name := self._refused_field(request.params)) is not None:
-            raise unsupported_field(f"{path}.sampling_params.{name}", "the simulated device does not honour it")
-        sampling_path = f"{path}.sampling_params"
-        if request.params.structured_outputs is not None:
-            grammar = message.sampling_params.structured_outputs
-            processor = self._llm.input_processor
-            check_grammar(
-                request.params,
-                grammar,
-                f"{sampling_path}.structured_outputs",
-                model_config=self._llm.model_config,
-                config=processor.structured_outputs_config,
-                tokenizer=processor.tokenizer,
-            )
-        try:
-            # Custom ones, which read extra_args; vLLM does not say whose refusal it was.
-            self._llm.input_processor.validate_logits_processors_params(request.params)
-        except (VLLMClientError, ValueError) as error:
-            raise invalid_field(
-                f"{sampling_path}.extra_args_json", f"a logits processor refuses it: {error}"
-            ) from error
+        request = self._converter.convert(
+            message, request_id=request_id, trace_headers=trace_headers, stream=stream, path=path
+        )
+        if self._takes_direct_path(request):
+            # The sink gathers what a unary call waits for, so vLLM need not.
+            request.params.output_kind = RequestOutputKind.DELTA
         return request
 
-    async def add(self, request: EngineRequest, sink: Sink, path: str = "input") -> None:
-        """Hand a request to the engine; its outputs go to `sink`.
+    def _takes_direct_path(self, request: EngineRequest) -> bool:
+        return self._direct is not None and self._direct.takes(request.params)
 
-        Where this fails and the sink has an internal id all the same, the engine may have the request: abort it.
+    async def add(self, request: EngineRequest, sink: Sink, *, engine_id: str, path: str = "input") -> None:
+        """Add a request to the engine; its outputs go to `sink`.
+
+        A request whose caller leaves, or that fails, on its way into the engine is aborted there as soon as it can be.
+
+        Args:
+            request: the request, from `convert`.
+            sink: where its outputs go.
+            engine_id: the request's id for vLLM, which no other live request has.
+            path: path of the GenerationInput in the request message, for errors.
 
         Raises:
-            RequestError: the engine refuses it or has died.
+            RequestError: the engine refuses the request or has died.
 
         """
-        if self._direct is not None:
-            self._direct.expect(request.request_id, sink, request.params)
-        else:
-            sink.prepare(request.params, direct=False)
+        sink.prepare(request, self.abort_unless_ended, direct=self._takes_direct_path(request))
         try:
-            collector = await self._llm.add_request(
-                request.request_id,
-                tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt),
-                request.params,
-                lora_request=request.lora_request,
-                trace_headers=request.trace_headers,
-                priority=request.priority,
-                data_parallel_rank=request.data_parallel_rank,
-                session_id=request.session_id,
-                reasoning_ended=request.reasoning_ended,
-                reasoning_parser_kwargs=request.reasoning_parser_kwargs,
-                kv_hints=request.kv_hints,
-            )
+            with self._direct.expecting(engine_id, sink) if self._direct is not None else contextlib.nullcontext():
+                collector = await self._add(request, engine_id)
         except BaseException as error:
-            # vLLM itself takes back only a request with n > 1.
-            if taken := self._llm.output_processor.external_req_ids.get(request.request_id):
+            # The engine may have it all the same: vLLM itself takes back only a request with n > 1.
+            if taken := self._llm.output_processor.external_req_ids.get(engine_id):
                 sink.internal_id = taken[-1]
+            self.abort_unless_ended(sink)
             if isinstance(error, FAULTS):
                 raise translate(error, path) from error
             raise
-        finally:
-            if self._direct is not None:
-                self._direct.forget(request.request_id)
         sink.internal_id = collector.request_id
+        if sink.closed:
+            self.abort_unless_ended(sink)
         if self._direct is None:
             _ = self._spawn(pump(collector, sink))
 
-    def release_remote_prefill(self, message: generation_pb2.GenerationInput) -> None:
-        """Let go of what another engine has computed for a request that does not reach this one. Never waits.
+    async def _add(self, request: EngineRequest, engine_id: str) -> RequestOutputCollector:
+        return await self._llm.add_request(
+            engine_id,
+            tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt),
+            request.params,
+            lora_request=request.lora_request,
+            trace_headers=request.trace_headers,
+            priority=request.priority,
+            data_parallel_rank=request.data_parallel_rank,
+            session_id=request.session_id,
+            reasoning_ended=request.reasoning_ended,
+            reasoning_parser_kwargs=request.reasoning_parser_kwargs,
+            kv_hints=request.kv_hints,
+        )
 
-        That engine would keep it until a lease ends.
+    def release_remote_prefill(self, message: generation_pb2.GenerationInput) -> None:
+        """Notify the KV connector that a request which another engine has prefilled does not run here. Never waits.
+
+        Without it that engine would keep the KV blocks until their lease expires.
         """
         if not self.limits.kv_transfer or (params := remote_prefill(message)) is None:
             return
@@ -272,16 +279,27 @@ class Engine:
             logger.exception("could not release the remote prefill of request %s", request_id)
 
     def at_step_end(self, callback: Callable[[], None]) -> None:
-        """Call back once the outputs of the running engine step are all there; soon, where none is running."""
+        """Call `callback` once all outputs of the current engine step have been delivered; soon, between two steps."""
         if self._direct is None or not self._direct.at_step_end(callback):
             asyncio.get_running_loop().call_soon(callback)
 
+    def abort_unless_ended(self, *sinks: Sink) -> None:
+        """Close sinks and abort their requests in the engine, in one call and without waiting. Safe to repeat.
+
+        The one rule about who aborts what: a request that has an internal id and was not ended by the engine is aborted
+        there. One without an internal id is on its way into the engine, and `add` aborts it when it arrives.
+        """
+        for sink in sinks:
+            sink.closed = True
+        self.abort_soon([sink.internal_id for sink in sinks if sink.internal_id and not sink.ended])
+
     def abort_soon(self, internal_ids: Sequence[str]) -> None:
-        """Abort requests in one engine call, without waiting: safe where the caller itself is being cancelled."""
-        _ = self._spawn(self._abort(internal_ids))
+        """Abort requests in one engine call, without waiting: safe in a task that is being cancelled."""
+        if internal_ids:
+            _ = self._spawn(self._abort(internal_ids))
 
     async def abort(self, internal_ids: Sequence[str]) -> None:
-        """Abort requests and wait until the engine has let go of them, within limits."""
+        """Abort requests and wait until the engine has acted, within limits."""
         await asyncio.shield(self._spawn(self._abort(internal_ids)))
         await self._barrier.wait()
 
@@ -293,8 +311,9 @@ class Engine:
 
     async def _abort(self, internal_ids: Sequence[str]) -> None:
         try:
-            # The external form would hit every request of an id, also one that has reused it.
-            await self._llm.abort(internal_ids, internal=True)
+            # The external form would hit every request of an id, also one that has reused it. An id given twice makes vLLM
+            # raise, and its books would never let go of that request again.
+            await self._llm.abort(list(dict.fromkeys(internal_ids)), internal=True)
         except EngineDeadError:
             logger.debug("the engine died before an abort")
         except Exception:
@@ -356,16 +375,3 @@ class Engine:
     def shutdown(self) -> None:
         """End the engine process, by force where it does not end by itself. Blocks for seconds; safe to repeat."""
         self._llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
-
-
-def _direct_path(llm: AsyncLLM) -> DirectOutputProcessor | None:
-    if (reason := incompatibility(llm)) is not None:
-        logger.warning("the direct path is off, so a token costs more CPU: %s", reason)
-        return None
-    config = llm.vllm_config
-    only_ordinary = bool(
-        config.aux_output_config.enable_return_routed_experts or config.model_config.return_sampling_mask
-    )
-    direct = DirectOutputProcessor(llm.output_processor, only_ordinary=only_ordinary)
-    llm.output_processor = direct
-    return direct

@@ -1,69 +1,86 @@
 """Where a request's outputs go.
 
-vLLM gives each request a queue to put its outputs in; a `Sink` takes that queue's place. Outputs come in one of two
-ways: on the direct path as the engine process sent them, through `feed` and `end`, and on the ordinary path as vLLM's
-RequestOutput, through `put`, which also brings aborts and errors on both.
+vLLM gives each request a queue for its outputs; a `Sink` takes that queue's place. Outputs arrive in one of two ways: on
+the direct path as the engine process sent them, through `step` and `last_step`, and on the ordinary path as vLLM's
+RequestOutput, through `put`, which also delivers aborts and errors on both paths.
 """
 
-import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vllm.outputs import RequestOutput, WeightVersionSpan
-from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, RequestStateStats
 from vllm.v1.outputs import LogprobsLists
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
-from tokenwire.v1 import logprobs_pb2
 from tokenwire_server.conversion.exceptions import FAULTS, translate
-from tokenwire_server.conversion.outputs import (
-    Chunk,
-    Closing,
-    Ending,
-    LogprobColumns,
-    fill_ending,
-    to_chunk,
-    to_closing,
-    to_ending,
-)
+from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, to_chunk, to_closing, to_ending
+from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.errors import RequestError, engine_dead
 
 logger = logging.getLogger(__name__)
 
 
 class Sink:
-    """Takes the outputs of one request. A base class to fill in.
+    """Receives the outputs of one request. A base class: subclasses implement `feed`, `end`, `take` and `take_failure`.
 
-    No abc.ABC: the step path asks each request's queue whether it is a sink, which ABC makes ten times as slow.
+    Not an abc.ABC: the step path checks whether each request's queue is a sink, which ABC makes ten times as slow.
     """
 
-    __slots__ = ("_version_starts", "aborted", "direct", "internal_id", "num_tokens", "top_k")
+    __slots__ = (
+        "_abort",
+        "_version_starts",
+        "abort_reason",
+        "aborted",
+        "closed",
+        "direct",
+        "ended",
+        "internal_id",
+        "num_tokens",
+        "top_k",
+    )
 
     def __init__(self) -> None:
         self.internal_id = ""
-        """The engine's own id of the request, unique for all time; set once it is in the engine."""
+        """The engine's own id of the request, never reused; set once the request is in the engine."""
         self.direct = False
-        """Whether outputs come on the direct path."""
+        """Whether outputs arrive on the direct path."""
         self.top_k: int | None = None
-        """Number of further ids asked for each token, -1 for all; None where no log probabilities are."""
+        """Number of log probabilities requested for each token besides its own, -1 for all; None without logprobs."""
         self.num_tokens = 0
-        """Tokens that came on the direct path."""
-        self.aborted: bool | None = None
-        """Whether the engine's last output says that the request was aborted; None before it."""
+        """Number of tokens received on the direct path."""
+        self.abort_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_ABORT
+        """Finish reason reported when the engine aborts the request: TIME_LIMIT once its `max_time` has expired."""
+        self.aborted = False
+        """Whether a sequence was reported to have ended with ABORT."""
+        self.ended = False
+        """Whether the engine itself has ended the request: nothing is left to abort."""
+        self.closed = False
+        """Whether the request is over for its caller; outputs that still arrive are dropped."""
+        self._abort: Callable[[Sink], None] | None = None
         self._version_starts: list[tuple[str, int]] = []
 
-    def prepare(self, params: SamplingParams, *, direct: bool) -> None:
-        """Say what the request asks for, before its first output."""
+    def prepare(self, request: EngineRequest, abort: Callable[["Sink"], None], *, direct: bool) -> None:
+        """Get ready for a request's outputs.
+
+        Args:
+            request: the request.
+            abort: aborts a sink's request in the engine unless the engine has ended it; called after a failure.
+            direct: whether the outputs will arrive on the direct path.
+
+        """
+        self._abort = abort
         self.direct = direct
-        self.top_k = params.num_logprobs
+        self.top_k = request.params.num_logprobs
 
     # The direct path
 
     def step(self, output: EngineCoreOutput, weight_version: str | None) -> None:
-        """Take an output of the engine process that is not the last."""
+        """Receive an output of the engine process that is not the last."""
+        if self.closed:
+            return
         token_ids = output.new_token_ids
         if weight_version is not None and token_ids:
             starts = self._version_starts
@@ -81,16 +98,27 @@ class Sink:
         speculation: RequestSpecDecodeMetrics | None,
         weight_version: str | None,
     ) -> None:
-        """Take the last output of the engine process."""
+        """Receive the last output of the engine process.
+
+        Args:
+            output: the output.
+            reason: why the engine ended the request.
+            stats: vLLM's timestamps of the request; None without statistics.
+            cached_tokens: number of prompt tokens found in the prefix cache; None where not known.
+            speculation: counts of speculative decoding; None without.
+            weight_version: version of the weights in this step; None where the engine has none.
+
+        """
+        self.ended = True
+        if self.closed:
+            return
         self.step(output, weight_version)
         try:
             ending = to_ending(reason, output.stop_reason, self._weight_versions(), speculation)
         except RequestError as error:
-            self._end_in_error(error)
+            self.fail(error)
             return
-        self.aborted = reason is FinishReason.ABORT
-        closing = to_closing(stats, cached_tokens, output.kv_transfer_params, output.ec_transfer_params)
-        self.end(ending, closing)
+        self._finish(ending, to_closing(stats, cached_tokens, output.kv_transfer_params, output.ec_transfer_params))
 
     def _weight_versions(self) -> Sequence[WeightVersionSpan]:
         starts = self._version_starts
@@ -101,199 +129,73 @@ class Sink:
     # The ordinary path, aborts and errors
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Take an output of vLLM's own OutputProcessor. Stands in for RequestOutputCollector.put.
+        """Receive an output of vLLM's own OutputProcessor. Stands in for RequestOutputCollector.put.
 
         Never raises: an exception would end the server, or, from an abort, leave the request in the engine.
         """
         try:
             self._put(output)
         except RequestError as error:
-            self._end_in_error(error)
+            self.fail(error)
         except Exception:
-            logger.exception("could not pass on an output of request %s", self.internal_id)
-            self._end_in_error(RequestError(Reason.INTERNAL, "internal error; the server's log has the cause"))
+            logger.exception("could not deliver an output of request %s", self.internal_id)
+            self.fail(RequestError(Reason.INTERNAL, "internal error; the server's log has the cause"))
 
     def _put(self, output: RequestOutput | Exception) -> None:
         if isinstance(output, Exception):
             # Any other exception is the end of vLLM's output handler, and so of the engine.
-            raise translate(output, "input") if isinstance(output, FAULTS) else engine_dead()
-        if output.finished:
-            self.aborted = any(completion.finish_reason == "abort" for completion in output.outputs)
+            error = translate(output, "input") if isinstance(output, FAULTS) else engine_dead()
+            self.ended = error.reason == Reason.ENGINE_DEAD
+            raise error
+        self.ended = output.finished
+        if self.closed:
+            return
         if self.direct:
-            # vLLM itself ends a request of the direct path only by an abort; the tokens so far came before.
+            # vLLM itself ends a request of the direct path only by an abort; the tokens so far were delivered before.
             ending = Ending(pb.FINISH_REASON_ABORT, weight_versions=self._weight_versions())
-            self.end(ending, to_closing(output.metrics, output.num_cached_tokens, None, None))
-        else:
-            self.take(to_chunk(output))
+            self._finish(ending, to_closing(output.metrics, output.num_cached_tokens, None, None))
+            return
+        chunk = to_chunk(output)
+        for sequence in chunk.outputs:
+            sequence.finish_reason = self._reported(sequence.finish_reason)
+        self.take(chunk)
+        self.closed = output.finished
 
-    def _end_in_error(self, error: RequestError) -> None:
+    def _finish(self, ending: Ending, closing: Closing) -> None:
+        ending.reason = self._reported(ending.reason)
+        self.end(ending, closing)
+        self.closed = True
+
+    def _reported(self, reason: pb.FinishReason.ValueType) -> pb.FinishReason.ValueType:
+        if reason == pb.FINISH_REASON_ABORT:
+            reason = self.abort_reason
+            self.aborted = self.aborted or reason == pb.FINISH_REASON_ABORT
+        return reason
+
+    def fail(self, error: RequestError) -> None:
+        """End the request with an error, in the engine too. Only the first failure counts, and nothing follows it."""
+        if self.closed:
+            return
+        self.closed = True
         self.aborted = False
-        self.fail(error)
+        if self._abort is not None:
+            self._abort(self)
+        self.take_failure(error)
+
+    # For subclasses
 
     def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
-        """Take tokens of the one sequence of a request on the direct path."""
+        """Receive tokens of the one sequence of a request on the direct path."""
         raise NotImplementedError
 
     def end(self, ending: Ending, closing: Closing) -> None:
-        """Take the end of a request on the direct path."""
+        """Receive the end of a request on the direct path."""
         raise NotImplementedError
 
     def take(self, chunk: Chunk) -> None:
-        """Take an output of the ordinary path."""
+        """Receive an output of the ordinary path."""
         raise NotImplementedError
 
-    def fail(self, error: RequestError) -> None:
-        """Take the failure of the request: nothing follows."""
+    def take_failure(self, error: RequestError) -> None:
+        """Receive the failure of the request: nothing follows."""
         raise NotImplementedError
-
-
-class CallSink(Sink):
-    """The outputs of a request with a call of its own, merged until they are read."""
-
-    __slots__ = (
-        "_chunk",
-        "_closing",
-        "_cumulative",
-        "_discarded",
-        "_ending",
-        "_error",
-        "_fed",
-        "_logprobs",
-        "_stream",
-        "_token_ids",
-        "_top_ids",
-        "_waiter",
-    )
-
-    def __init__(self, *, stream: bool) -> None:
-        """Make a sink.
-
-        Args:
-            stream: whether outputs are wanted as they come, rather than all together.
-
-        """
-        super().__init__()
-        self._stream = stream
-        self._token_ids: list[int] = []
-        self._logprobs = LogprobColumns()
-        self._top_ids = 0
-        self._cumulative = 0.0
-        self._fed = False
-        self._ending: Ending | None = None
-        self._closing: Closing | None = None
-        self._chunk: Chunk | None = None
-        self._error: RequestError | None = None
-        self._discarded: RequestError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
-        """Take tokens of the direct path."""
-        if self._token_ids:
-            self._token_ids += token_ids
-        else:
-            self._token_ids = token_ids
-        if logprobs is not None and self.top_k is not None:
-            total, self._top_ids = self._logprobs.add(logprobs, self.top_k)
-            self._cumulative += total
-        if self._stream:
-            self._fed = True
-            self._wake()
-
-    def end(self, ending: Ending, closing: Closing) -> None:
-        """Take the end of the direct path."""
-        self._ending = ending
-        self._closing = closing
-        self._fed = True
-        self._wake()
-
-    def take(self, chunk: Chunk) -> None:
-        """Take an output of the ordinary path."""
-        if self._chunk is None:
-            self._chunk = chunk
-        else:
-            _merge(self._chunk, chunk)
-        self._wake()
-
-    def fail(self, error: RequestError) -> None:
-        """Take a failure; what was not read yet is read before it."""
-        self._error = error
-        self._wake()
-
-    def waiting(self) -> int:
-        """Return the number of values that wait to be read."""
-        chunk = self._chunk
-        values = len(self._token_ids) + len(self._logprobs)
-        if chunk is not None:
-            values += sum(
-                len(output.token_ids) + 2 * (len(output.logprobs.logprobs) + len(output.logprobs.top_logprobs))
-                for output in chunk.outputs
-            )
-        return values
-
-    def discard(self, error: RequestError) -> None:
-        """Drop what waits and what still comes; the next read raises the error."""
-        self._discarded = error
-        self._token_ids = []
-        self._logprobs = LogprobColumns()
-        self._chunk = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self) -> Chunk:
-        """Wait for the next output. After one with `closing` there is none.
-
-        Raises:
-            RequestError: the request has failed.
-
-        """
-        while True:
-            if self._discarded is not None:
-                raise self._discarded
-            if self._fed:
-                return self._take_fed()
-            if self._chunk is not None:
-                chunk, self._chunk = self._chunk, None
-                return chunk
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    def _take_fed(self) -> Chunk:
-        self._fed = False
-        message = pb.SequenceOutput(token_ids=self._token_ids)
-        self._token_ids = []
-        if self.top_k is not None:
-            columns, self._logprobs = self._logprobs, LogprobColumns()
-            message.logprobs.CopyFrom(
-                logprobs_pb2.Logprobs(
-                    logprobs=columns.logprobs,
-                    ranks=columns.ranks,
-                    top_k=self._top_ids,
-                    top_token_ids=columns.top_token_ids,
-                    top_logprobs=columns.top_logprobs,
-                    cumulative_logprob=self._cumulative,
-                )
-            )
-        if self._ending is not None:
-            fill_ending(message, self._ending)
-        return Chunk([message], self._closing)
-
-
-def _merge(pending: Chunk, chunk: Chunk) -> None:
-    by_index = {output.index: output for output in pending.outputs}
-    for output in chunk.outputs:
-        before = by_index.get(output.index)
-        if before is None:
-            pending.outputs.append(output)
-            continue
-        # Everything repeated is appended, but bytes would be replaced.
-        mask = before.sampling_mask.token_ids + output.sampling_mask.token_ids
-        before.MergeFrom(output)
-        if mask:
-            before.sampling_mask.token_ids = mask
-    if chunk.prompt_logprobs is not None:
-        pending.prompt_logprobs = chunk.prompt_logprobs
-    pending.closing = chunk.closing

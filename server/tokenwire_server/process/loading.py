@@ -44,7 +44,6 @@ class Loading:
         threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
 
     def _run(self) -> None:
-        orphans.adopt()
         try:
             engine = self._build()
         except BaseException as error:  # noqa: BLE001  # the event loop's side raises it

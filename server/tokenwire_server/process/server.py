@@ -1,6 +1,6 @@
 """The server's life: start, ready, drain, end.
 
-`Server(config, load).run()` does all of it and returns an exit code.
+`Server(config, name, build).run()` does all of it and returns an exit code.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tokenwire_server.access.files import AccessError
 from tokenwire_server.config import ExitCode, ServerConfig
@@ -18,10 +19,11 @@ from tokenwire_server.errors import RequestError, engine_dead
 from tokenwire_server.process import orphans
 from tokenwire_server.process.liveness import Death, has_died, wait_for_death
 from tokenwire_server.process.loading import Loading
-from tokenwire_server.requests.reception import Reception
 from tokenwire_server.requests.registry import Registry
+from tokenwire_server.requests.server_state import State
+from tokenwire_server.services import engine as engine_service
 from tokenwire_server.services import smg
-from tokenwire_server.services.engine import EngineServicer
+from tokenwire_server.services.host import Host
 from tokenwire_server.transport.server import BindError, Transport
 
 logger = logging.getLogger(__name__)
@@ -31,53 +33,68 @@ _STATS_INTERVAL = 10.0
 """Seconds between vLLM's statistics lines, as in `vllm serve`."""
 _END_GRACE = 2.0
 """Seconds for calls whose request has been aborted to send their last message."""
-
-
 _EXPECTED = (OSError, RequestError, RuntimeError, ValueError)
-"""What vLLM raises for a model or a configuration that cannot work; its message says enough."""
+"""What vLLM raises for a model or a configuration that cannot work; its message is enough."""
 
 
 class Server:
     """A tokenwire server."""
 
-    def __init__(self, config: ServerConfig, name: str, load: Callable[[], Engine]) -> None:
+    def __init__(self, config: ServerConfig, name: str, build: Callable[[], Engine]) -> None:
         """Make a server; `run` starts it.
 
         Args:
             config: the server's own options.
             name: the model's name, for messages.
-            load: builds the engine; called in a thread, since it blocks for the whole load.
+            build: builds the engine; called in a thread, since it blocks until the model is loaded.
 
         """
         self._config = config
         self._name = name
-        self._load = load
-        self._reception = Reception(config)
+        self._build = build
+        self._host = Host(config)
+        self._transport = Transport(config, [engine_service.service(self._host), *smg.services(self._host)])
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
     async def run(self) -> int:
         """Serve until a stop signal or the engine's death; return the exit code."""
-        transport = Transport(self._config, EngineServicer(self._reception), smg.services(self._reception))
         with self._signals():
             try:
-                await transport.start()
+                await self._transport.start()
             except (AccessError, BindError) as error:
                 return _fail(str(error))
+            try:
+                return await self._run_with_tasks()
+            except ExceptionGroup as group:
+                logger.exception("a background task failed; shutting down")
+                return _fail(f"a background task failed: {group.exceptions[0]!r}", ExitCode.INTERNAL)
+            finally:
+                await self._transport.stop(0)
+
+    async def _run_with_tasks(self) -> int:
+        """Run with one group for all background tasks: the failure of one cancels the rest and ends the server."""
+        async with asyncio.TaskGroup() as tasks:
+            background: list[asyncio.Task[Any]] = [
+                tasks.create_task(self._transport.watch_files(), name="access files")
+            ]
             try:
                 engine = await self._start_engine()
                 if engine is None:
                     return ExitCode.OK if self._stop.is_set() else ExitCode.STARTUP
-                try:
-                    return await self._serve(transport, engine)
-                finally:
-                    await engine.close()
+                watch = tasks.create_task(wait_for_death(engine, self._config.engine_timeout), name="liveness")
+                statistics = tasks.create_task(_log_stats(engine), name="statistics")
+                slow_readers = tasks.create_task(self._host.slow_readers.run(), name="slow readers")
+                background += [watch, statistics, slow_readers]
+                return await self._serve(engine, watch)
             finally:
-                await transport.stop(0)
+                for task in background:
+                    task.cancel()
 
     async def _start_engine(self) -> Engine | None:
         logger.info("loading %s", self._name)
-        load = Loading(self._load)
+        orphans.adopt()
+        load = Loading(self._build)
         loading = asyncio.create_task(load.engine())
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -91,7 +108,7 @@ class Server:
             return await loading
         except Exception as error:  # whatever vLLM raises for a model that cannot be loaded
             if not isinstance(error, _EXPECTED):
-                logger.exception("the load failed in an unforeseen way")
+                logger.exception("loading failed with an unexpected exception")
             _fail(f"cannot load {self._name}: {first_line(error)}")
             return None
         finally:
@@ -99,50 +116,38 @@ class Server:
             if loading.done() and not loading.cancelled() and loading.exception() is None:
                 orphans.release()
             else:
-                # What vLLM leaves of a load that has failed.
+                # What vLLM leaves behind when loading fails.
                 load.kill_processes()
 
-    async def _serve(self, transport: Transport, engine: Engine) -> int:
+    async def _serve(self, engine: Engine, watch: "asyncio.Task[Death]") -> int:
+        """Serve until a stop signal or the engine's death, and shut down; the engine is closed in any case."""
         registry = Registry(engine, self._config.max_requests_per_client)
-        self._reception.serve(engine, registry)
-        await transport.set_serving(True)
-        # The line that people and scripts wait for.
-        print(f"tokenwire: serving {self._name} on {transport.address}", flush=True)  # noqa: T201
-        stats = asyncio.create_task(_log_stats(engine))
-        watch = asyncio.create_task(wait_for_death(engine, self._config.engine_timeout))
-        readers = asyncio.create_task(self._reception.slow_readers.run())
         stop = asyncio.create_task(self._stop.wait())
         try:
+            self._host.state.serve(engine, registry)
+            await self._transport.set_serving(True)
+            # The line that people and scripts wait for.
+            print(f"tokenwire: serving {self._name} on {self._transport.address}", flush=True)  # noqa: T201
             await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
-            await transport.set_serving(False)
             death = watch.result() if watch.done() else await self._drain(watch, engine, registry)
-            if death is not None:
-                stats.cancel()
-                return await self._after_death(death, transport, engine, registry)
-            await transport.stop(_END_GRACE)
-            return ExitCode.OK
+            return await self._end(engine, registry, death)
+        except asyncio.CancelledError:
+            # A background task has failed: requests in flight end with their tokens so far.
+            if self._host.state.current is State.SERVING:
+                await self._enter(State.DRAINING)
+            await registry.abort_all()
+            await self._transport.stop(_END_GRACE)
+            raise
         finally:
-            for task in (stats, watch, readers, stop):
-                task.cancel()
-
-    async def _after_death(self, death: Death, transport: Transport, engine: Engine, registry: Registry) -> int:
-        logger.error("%s", death.value)
-        self._reception.engine_died()
-        registry.fail_all(engine_dead())
-        if self._config.stay_after_engine_death:
-            logger.error("staying up to say so; a stop signal ends the process")
-            # One that hangs would keep its device, and work on for nobody once it wakes up.
+            stop.cancel()
             await engine.close()
-            await self._stop.wait()
-        await transport.stop(_END_GRACE)
-        return ExitCode.ENGINE_DIED
 
     async def _drain(self, watch: "asyncio.Task[Death]", engine: Engine, registry: Registry) -> Death | None:
-        """End all requests, and tell the engine's death where it comes first."""
-        self._reception.refuse_new()
+        """Let requests in flight finish, then abort them; return the engine's death if it dies meanwhile."""
+        await self._enter(State.DRAINING)
         if len(registry):
             logger.info(
-                "draining: %d requests have %.0f s to finish; a second signal ends them now",
+                "draining: %d requests have %.0f s to finish; a second signal aborts them now",
                 len(registry),
                 self._config.drain_timeout,
             )
@@ -153,11 +158,33 @@ class Server:
         now.cancel()
         if watch.done():
             return watch.result()
-        if has_died(engine):  # which has ended the requests before the watch saw it
+        if has_died(engine):  # and has failed the requests before the watch noticed
             return Death.DIED
         if aborted := await registry.abort_all():
             logger.warning("aborted %d requests that had not finished", aborted)
         return None
+
+    async def _end(self, engine: Engine, registry: Registry, death: Death | None) -> int:
+        if death is not None:
+            return await self._after_death(death, engine, registry)
+        await self._transport.stop(_END_GRACE)
+        return ExitCode.OK
+
+    async def _after_death(self, death: Death, engine: Engine, registry: Registry) -> int:
+        logger.error("%s", death.value)
+        await self._enter(State.DEAD)
+        registry.fail_all(engine_dead())
+        if self._config.stay_after_engine_death:
+            logger.error("staying up to report it; a stop signal ends the process")
+            # One that hangs would keep its device, and continue for nobody once it wakes up.
+            await engine.close()
+            await self._stop.wait()
+        await self._transport.stop(_END_GRACE)
+        return ExitCode.ENGINE_DIED
+
+    async def _enter(self, state: State) -> None:
+        self._host.state.enter(state)
+        await self._transport.set_serving(False)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -182,6 +209,6 @@ async def _log_stats(engine: Engine) -> None:
         await engine.log_stats()
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: ExitCode = ExitCode.STARTUP) -> int:
     print(f"tokenwire: error: {message}", file=sys.stderr, flush=True)  # noqa: T201
-    return ExitCode.STARTUP
+    return code

@@ -1,80 +1,96 @@
-"""Taking a request in: the same steps for every RPC."""
+"""Admission: the same three steps for a request of every RPC."""
+
+import uuid
 
 from tokenwire._contract import Reason
-from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server.access.caller import Caller
-from tokenwire_server.conversion import validation
-from tokenwire_server.conversion.request import EngineRequest
-from tokenwire_server.engine.engine import Engine
+from tokenwire_server.conversion.request import EngineRequest, check_input, number_of_sequences
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, Violation
-from tokenwire_server.requests.registry import LiveRequest, Registry
+from tokenwire_server.requests.incoming import IncomingRequest
+from tokenwire_server.requests.live_request import LiveRequest
+from tokenwire_server.requests.server_state import Serving
 
 
 async def admit(
-    engine: Engine,
-    registry: Registry,
+    serving: Serving,
+    incoming: IncomingRequest,
     caller: Caller,
-    message: pb.GenerationInput,
     sink: Sink,
     *,
     stream: bool,
-    path: str,
     max_message_bytes: int | None = None,
 ) -> LiveRequest:
-    """Check a request, register it and hand it to the engine.
-
-    Where that fails after another engine has done the prefill, the KV connector is told.
+    """Check a request, convert it, register it and add it to the engine.
 
     Args:
-        engine: the engine.
-        registry: the registry of live requests.
-        caller: who sends the request.
-        message: the request.
+        serving: the engine and the registry of live requests.
+        incoming: the request as it arrived.
+        caller: who sends it.
         sink: where its outputs go.
-        stream: whether outputs are wanted as they come, rather than all together.
-        path: path of `message` in the request message, for errors.
-        max_message_bytes: what one message may hold, where the prompt's log probabilities come in one; None where not.
+        stream: whether the caller wants outputs as they come, rather than all at once.
+        max_message_bytes: size limit of the message that carries all log probabilities of the prompt; None if they are
+            sent in parts.
 
     Returns:
-        The registered request. Where an abort has asked to remember its id, its outcome is set already, and it is not
-        in the engine: no output will come.
+        The live request. If an Abort asked to remember its id, its outcome is set already and it is not in the engine: no
+        output will come.
 
     Raises:
         RequestError: the request is refused, and nothing is left of it.
 
     """
-    try:
-        validation.check_input(message, path)
-        # Before the conversion of a prompt, which may be long.
-        engine.check_admission(number_of_sequences(message))
-        seconds = None
-        if message.HasField("max_time"):
-            seconds = validation.positive_seconds(message.max_time, f"{path}.max_time")
-        request = engine.request(message, message.request_id, stream=stream, path=path)
-        if max_message_bytes is not None:
-            _check_size(request, engine.limits.vocab_size, max_message_bytes, path)
-        live = registry.open(caller, message.request_id, sink, f"{path}.request_id")
-        if live.outcome is not None:
-            return live
-        request.request_id = live.engine_id
-        if seconds is not None:
-            registry.limit_time(live, seconds)
-        try:
-            await engine.add(request, sink, path)
-        except BaseException:
-            registry.drop(live)
-            raise
-        registry.added(live)
+    check_before_conversion(serving, incoming, caller)
+    request = convert(serving, incoming, stream=stream, max_message_bytes=max_message_bytes)
+    return await register_and_add(serving, incoming, caller, request, sink)
+
+
+def check_before_conversion(serving: Serving, incoming: IncomingRequest, caller: Caller) -> None:
+    """Refuse what can be refused before the prompt is converted, which may be long."""
+    message, path = incoming.message, incoming.path
+    check_input(message, path)
+    serving.registry.check(caller, message.request_id, f"{path}.request_id")
+    serving.engine.check_admission(number_of_sequences(message))
+
+
+def convert(
+    serving: Serving, incoming: IncomingRequest, *, stream: bool, max_message_bytes: int | None
+) -> EngineRequest:
+    """Convert a request, with its id and its trace headers; after this nothing reads the message any more."""
+    engine, path = serving.engine, incoming.path
+    request = engine.convert(
+        incoming.message,
+        request_id=incoming.message.request_id or uuid.uuid4().hex,
+        trace_headers=incoming.trace_headers,
+        stream=stream,
+        path=path,
+    )
+    if max_message_bytes is not None:
+        _check_size(request, engine.limits.vocab_size, max_message_bytes, path)
+    return request
+
+
+async def register_and_add(
+    serving: Serving, incoming: IncomingRequest, caller: Caller, request: EngineRequest, sink: Sink
+) -> LiveRequest:
+    """Register a request and add it to the engine; if that fails, nothing is left of it in either."""
+    engine, registry = serving
+    live = registry.register(caller, request, sink, f"{incoming.path}.request_id")
+    if live.outcome is not None:
         return live
+    try:
+        await engine.add(request, sink, engine_id=live.engine_id, path=incoming.path)
+    except RequestError:
+        registry.withdraw(live)
+        raise
+    except BaseException:
+        registry.unregister(live)
+        raise
     finally:
-        if not sink.internal_id:
-            engine.release_remote_prefill(message)
-
-
-def number_of_sequences(message: pb.GenerationInput) -> int:
-    """Return a request's n."""
-    return message.sampling_params.n if message.sampling_params.HasField("n") else 1
+        if sink.internal_id:
+            incoming.in_engine = True
+    registry.added(live)
+    return live
 
 
 def _check_size(request: EngineRequest, vocab_size: int, max_bytes: int, path: str) -> None:

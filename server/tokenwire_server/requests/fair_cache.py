@@ -1,4 +1,4 @@
-"""What is remembered of the past, within a bound that one principal cannot fill at the cost of the others."""
+"""A bounded cache that principals share fairly: none can evict what is within another's share."""
 
 from typing import Generic, TypeAlias, TypeVar
 
@@ -8,14 +8,14 @@ Key: TypeAlias = tuple[str, str]
 """A principal and an id of its own."""
 
 
-class Recent(Generic[_T]):
-    """The newest values by key. Where it is full, a principal with more than its share loses its oldest."""
+class FairCache(Generic[_T]):
+    """The newest values by key. When it is full, a principal with more than its share loses its oldest value."""
 
     def __init__(self, size: int) -> None:
-        """Make an empty one.
+        """Make an empty cache.
 
         Args:
-            size: most values.
+            size: maximum number of values.
 
         """
         self._size = size
@@ -26,23 +26,23 @@ class Recent(Generic[_T]):
         return self._count
 
     def put(self, key: Key, value: _T) -> None:
-        """Keep a value as the newest; it replaces the key's former one."""
+        """Store a value as the newest; it replaces the key's previous one."""
         principal, name = key
         own = self._kept.setdefault(principal, {})
         if own.pop(name, None) is None:
             self._count += 1
         own[name] = value
         if self._count > self._size:
-            self._forget_one(principal)
+            self._evict_one(principal)
 
     def get(self, key: Key) -> _T | None:
-        """Return a key's value; None where there is none."""
+        """Return a key's value; None if there is none."""
         principal, name = key
         own = self._kept.get(principal)
         return None if own is None else own.get(name)
 
     def pop(self, key: Key) -> _T | None:
-        """Forget a key's value and return it; None where there is none."""
+        """Remove a key's value and return it; None if there is none."""
         principal, name = key
         own = self._kept.get(principal)
         value = None if own is None else own.pop(name, None)
@@ -52,8 +52,8 @@ class Recent(Generic[_T]):
                 del self._kept[principal]
         return value
 
-    def _forget_one(self, newcomer: str) -> None:
-        # Most often it is the one that fills it, which saves a look at all of them.
+    def _evict_one(self, newcomer: str) -> None:
+        # Usually the newcomer is the one that fills it, which saves comparing all of them.
         if len(self._kept[newcomer]) * len(self._kept) <= self._size:
             newcomer = max(self._kept, key=lambda principal: len(self._kept[principal]))
         self.pop((newcomer, next(iter(self._kept[newcomer]))))

@@ -1,7 +1,7 @@
 """Ending streams whose callers have stopped reading.
 
-A stream's generator stands still while a message of it cannot be written. It notes since when, which costs next to
-nothing, and one task looks at all streams twice a second: no timer for each message and no task for each stream.
+A stream blocks while a message of it cannot be written. Its writer records since when, which costs next to nothing, and one
+task checks all streams twice a second: no timer for each message and no task for each stream.
 """
 
 import asyncio
@@ -14,32 +14,30 @@ from tokenwire._contract import Reason
 from tokenwire_server.errors import RequestError
 
 _INTERVAL = 0.5
+"""Seconds between two checks."""
 _SHORT_STALL = 1.0
-"""Seconds that a reader may stand still however much waits for it."""
+"""Seconds that a reader may be blocked with any number of values waiting."""
 _MAX_WAITING = 500_000
-"""Values (token ids, log probabilities) that may wait for a reader that has stood still for longer: about 30 MB."""
+"""Maximum number of values (token ids, log probabilities) waiting for one reader that is blocked for longer: about 30 MB."""
 _MAX_WAITING_TOGETHER = 5_000_000
-"""As above, for all such readers together: those for whom the most waits go first."""
+"""Maximum number of values waiting for all such readers together: the ones with the most are ended first."""
 
 
 class Reader:
-    """A stream's reader, as the stream sees it."""
+    """A stream's reader, as the stream knows it. A base class to implement."""
 
-    __slots__ = ("blocked_since",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.blocked_since: float | None = None
-        """When the message that is being written was given to gRPC, on `time.monotonic`; None while none is.
-
-        The stream's generator sets it around its yield.
-        """
+    def blocked_since(self) -> float | None:
+        """Return when the message being written was given to gRPC, on `time.monotonic`; None if none is."""
+        raise NotImplementedError
 
     def waiting(self) -> int:
         """Return the number of values that wait to be written."""
         raise NotImplementedError
 
     def give_up(self, error: RequestError) -> None:
-        """Let go of the stream's requests, drop what waits, and fail with the error once the writing ends."""
+        """Abort the stream's requests, drop what waits, and fail with the error once the write returns."""
         raise NotImplementedError
 
 
@@ -50,7 +48,7 @@ class SlowReaders:
         """Make a watch; `run` does the watching.
 
         Args:
-            timeout: seconds that a reader may stand still.
+            timeout: seconds that a reader may be blocked.
 
         """
         self._timeout = timeout
@@ -58,7 +56,7 @@ class SlowReaders:
 
     @contextlib.contextmanager
     def watch(self, reader: Reader) -> Iterator[None]:
-        """Watch a reader for the time of the block."""
+        """Watch a reader inside the block."""
         self._readers.add(reader)
         try:
             yield
@@ -82,7 +80,8 @@ class SlowReaders:
     def _too_slow(self, now: float) -> list[Reader]:
         found, waiting = [], []
         for reader in self._readers:
-            stalled = 0.0 if reader.blocked_since is None else now - reader.blocked_since
+            since = reader.blocked_since()
+            stalled = 0.0 if since is None else now - since
             if stalled > self._timeout:
                 found.append(reader)
             elif stalled > _SHORT_STALL:

@@ -1,79 +1,56 @@
-"""A request with a call of its own: Generate and GenerateStream."""
+"""A request with a call of its own: Generate and GenerateStream, also those of other protocols."""
 
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import grpc
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server.access import caller
-from tokenwire_server.access.caller import Caller
 from tokenwire_server.conversion.outputs import Chunk, Closing
-from tokenwire_server.engine.engine import Engine
-from tokenwire_server.engine.sink import CallSink
+from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.errors import RequestError
-from tokenwire_server.requests import trace_headers
-from tokenwire_server.requests.admission import admit, number_of_sequences
-from tokenwire_server.requests.reception import Reception
-from tokenwire_server.requests.registry import LiveRequest, Registry
+from tokenwire_server.requests.admission import admit
+from tokenwire_server.requests.incoming import IncomingRequest
 from tokenwire_server.requests.slow_readers import Reader
+from tokenwire_server.services.call_sink import CallSink
+from tokenwire_server.services.host import Host
+from tokenwire_server.transport.handlers import ResponseWriter
+
+if TYPE_CHECKING:
+    from tokenwire_server.requests.live_request import LiveRequest
+    from tokenwire_server.requests.server_state import Serving
 
 
-def open_call(
-    reception: Reception, message: pb.GenerationInput, context: grpc.aio.ServicerContext[Any, Any], *, stream: bool
-) -> "Call":
-    """Return the call of a request, which its block starts.
+class Answer(Protocol):
+    """Makes a stream's responses from the engine's outputs."""
 
-    Args:
-        reception: where requests come in.
-        message: the request; trace headers of the call's metadata are added to it.
-        context: the call.
-        stream: whether outputs are wanted as they come, rather than all together.
+    @property
+    def done(self) -> bool:
+        """Whether the stream is complete before the engine has ended the request."""
 
-    Raises:
-        RequestError: no requests are taken.
-
-    """
-    trace_headers.fill(message, context.invocation_metadata())
-    try:
-        serving = reception.accepting()
-    except RequestError:
-        reception.release(message)
-        raise
-    return Call(
-        serving.engine,
-        serving.registry,
-        caller.of(context),
-        message,
-        stream=stream,
-        max_message_bytes=reception.config.max_send_message_bytes,
-    )
+    def take(self, chunk: Chunk) -> Iterable[Any]:
+        """Return the responses for what the engine produced since the last time."""
 
 
-class Call(Reader):
-    """A request's call. Leaving its block lets go of the request, in the engine too, however the block is left.
+class Call:
+    """A request's call. Leaving its block unregisters the request, and aborts it in the engine unless it has ended."""
 
-    `start` admits the request; `next` then returns its outputs, up to the one with `closing`.
-    """
+    def __init__(self, host: Host, context: grpc.aio.ServicerContext[Any, Any], *, stream: bool) -> None:
+        """Make a call; `start` admits its request.
 
-    def __init__(
-        self,
-        engine: Engine,
-        registry: Registry,
-        caller: Caller,
-        message: pb.GenerationInput,
-        *,
-        stream: bool,
-        max_message_bytes: int,
-    ) -> None:
-        super().__init__()
-        self._engine = engine
-        self._registry = registry
-        self._caller = caller
-        self._message = message
+        Args:
+            host: what the server's services share.
+            context: the call.
+            stream: whether outputs are wanted as they come, rather than all at once.
+
+        """
+        self._host = host
+        self._context = context
         self._stream = stream
-        self._max_message_bytes = max_message_bytes
         self._sink = CallSink(stream=stream)
+        self._serving: Serving | None = None
         self._live: LiveRequest | None = None
 
     def __enter__(self) -> Self:
@@ -82,63 +59,97 @@ class Call(Reader):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._registry.drop(self._live)
+        self._unregister()
 
-    async def start(self) -> str:
-        """Admit the request and return its id.
+    async def start(self, incoming: IncomingRequest) -> EngineRequest:
+        """Admit the request and return it as converted.
 
         Raises:
             RequestError: the request is refused.
 
         """
+        self._serving = self._host.state.accepting()
         self._live = await admit(
-            self._engine,
-            self._registry,
-            self._caller,
-            self._message,
+            self._serving,
+            incoming,
+            caller.of(self._context),
             self._sink,
             stream=self._stream,
-            path="input",
-            max_message_bytes=self._max_message_bytes,
+            max_message_bytes=self._host.config.max_send_message_bytes,
         )
-        return self._live.request_id
+        return self._live.request
 
     async def next(self) -> Chunk:
-        """Wait for the next output.
+        """Wait for the next output, up to the one with `closing`.
 
         Raises:
             RequestError: the request has failed.
 
         """
-        live = self._live
+        live, serving = self._live, self._serving
         assert live is not None
+        assert serving is not None
         if not self._sink.internal_id:
-            return self._ended_on_arrival()
+            return _aborted_on_arrival(live.request.params.n)
         chunk = await self._sink.next()
         if chunk.closing is not None:
-            # Before the caller is told, so that it may use the id again at once.
-            self._registry.finish(live, chunk.outputs)
+            # Before the caller learns of it, so that it may reuse the id at once.
+            serving.registry.finish(live)
         return chunk
 
+    async def respond(self, answer: Answer) -> None:
+        """Write a stream's responses until the request ends.
+
+        Raises:
+            RequestError: the request has failed, or its caller reads too slowly.
+
+        """
+        writer = ResponseWriter(self._context)
+        with self._host.slow_readers.watch(_CallReader(self, self._sink, writer)):
+            finished = False
+            while not finished:
+                chunk = await self.next()
+                finished = chunk.closing is not None
+                for response in answer.take(chunk):
+                    await writer.write(response)
+                finished = finished or answer.done
+
     def cached_tokens(self, index: int) -> int | None:
-        """Return how many prompt tokens a running sequence found in the prefix cache; None where that is not known."""
-        return self._engine.cached_tokens(self._sink.internal_id, index)
+        """Return how many prompt tokens a running sequence found in the prefix cache; None if not known."""
+        assert self._serving is not None
+        return self._serving.engine.cached_tokens(self._sink.internal_id, index)
+
+    def give_up(self, error: RequestError) -> None:
+        """Abort the request and fail the call with an error."""
+        self._unregister()
+        self._sink.discard(error)
+
+    def _unregister(self) -> None:
+        if self._live is not None and self._serving is not None:
+            self._serving.registry.unregister(self._live)
+
+
+class _CallReader(Reader):
+    """The reader of a stream with a call of its own."""
+
+    __slots__ = ("_call", "_sink", "_writer")
+
+    def __init__(self, call: Call, sink: CallSink, writer: ResponseWriter) -> None:
+        self._call = call
+        self._sink = sink
+        self._writer = writer
+
+    def blocked_since(self) -> float | None:
+        return self._writer.blocked_since
 
     def waiting(self) -> int:
-        """Return the number of values that wait to be written."""
         return self._sink.waiting()
 
     def give_up(self, error: RequestError) -> None:
-        """Let go of the request and fail with the error."""
-        if self._live is not None:
-            self._registry.drop(self._live)
-        self._sink.discard(error)
+        self._call.give_up(error)
 
-    def _ended_on_arrival(self) -> Chunk:
-        # An abort has asked to remember this id.
-        outputs = [
-            pb.SequenceOutput(index=i, finish_reason=pb.FINISH_REASON_ABORT)
-            for i in range(number_of_sequences(self._message))
-        ]
-        return Chunk(outputs, Closing())
+
+def _aborted_on_arrival(sequences: int) -> Chunk:
+    """Return the only output of a request whose id an Abort asked to remember."""
+    outputs = [pb.SequenceOutput(index=i, finish_reason=pb.FINISH_REASON_ABORT) for i in range(sequences)]
+    return Chunk(outputs, Closing())

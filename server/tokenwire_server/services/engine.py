@@ -1,22 +1,23 @@
-"""The RPC methods: thin, each says in order what happens to a call."""
+"""The methods of `tokenwire.v1.EngineService`: thin, each states in order what happens to a call."""
 
-import contextlib
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer
+from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
 from tokenwire_server import errors
 from tokenwire_server.access import caller
-from tokenwire_server.conversion import validation
-from tokenwire_server.requests import trace_headers
-from tokenwire_server.requests.reception import Reception
+from tokenwire_server.conversion.abort import check_abort
+from tokenwire_server.requests.incoming import IncomingRequest
 from tokenwire_server.services import responses
-from tokenwire_server.services.call import Call, open_call
+from tokenwire_server.services.call import Call
+from tokenwire_server.services.host import Host
 from tokenwire_server.services.multiplex.stream import MultiplexStream
+from tokenwire_server.transport.server import Service
+
+_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EngineService"].full_name
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -24,58 +25,39 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class EngineServicer(EngineServiceServicer):
     """`tokenwire.v1.EngineService`."""
 
-    def __init__(self, reception: Reception) -> None:
-        self._reception = reception
-        self._config = reception.config
-        self._slow_readers = reception.slow_readers
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._state = host.state
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
-        """Continue a prompt and answer once."""
+        """Continue a prompt and respond once."""
         async with errors.boundary(context, "Generate"):
-            with self._call(request, context, stream=False) as call:
-                request_id = await call.start()
-                return responses.unary(request.input, request_id, await call.next())
+            with Call(self._host, context, stream=False) as call:
+                with self._incoming(request, context) as incoming:
+                    converted = await call.start(incoming)
+                return responses.unary(converted, await call.next())
 
-    async def GenerateStream(
-        self, request: pb.GenerateStreamRequest, context: _Context
-    ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        """Continue a prompt and answer as tokens come."""
+    # A coroutine that writes its responses, which costs less than a generator; the stubs know only the latter.
+    async def GenerateStream(self, request: pb.GenerateStreamRequest, context: _Context) -> None:  # type: ignore[override]
+        """Continue a prompt and respond as tokens come."""
         async with errors.boundary(context, "GenerateStream"):
-            with self._call(request, context, stream=True) as call, self._slow_readers.watch(call):
-                stream = responses.Stream(request.input, await call.start())
-                finished = False
-                while not finished:
-                    chunk = await call.next()
-                    finished = chunk.closing is not None
-                    message = stream.next(chunk)
-                    call.blocked_since = time.monotonic()
-                    yield message
-                    call.blocked_since = None
+            with Call(self._host, context, stream=True) as call:
+                with self._incoming(request, context) as incoming:
+                    converted = await call.start(incoming)
+                await call.respond(responses.StreamAnswer(converted))
 
-    async def Multiplex(
+    async def Multiplex(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.MultiplexRequest], context: _Context
-    ) -> AsyncIterator[pb.MultiplexResponse]:
+    ) -> None:
         """Carry many requests on one stream."""
         async with errors.boundary(context, "Multiplex"):
-            serving = self._reception.accepting()
-            stream = MultiplexStream(
-                serving.engine,
-                serving.registry,
-                caller.of(context),
-                check=self._check_accepting,
-                max_requests=self._config.max_requests_per_stream,
-            )
-            actions = trace_headers.fill_submits(request_iterator, context.invocation_metadata())
-            with self._slow_readers.watch(stream):
-                async with contextlib.aclosing(stream.run(actions)) as messages:
-                    async for message in messages:
-                        yield message
+            await MultiplexStream(self._host, context).run(request_iterator)
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
         """Abort requests by their ids."""
         async with errors.boundary(context, "Abort"):
-            remember_seconds = validation.check_abort(request)
-            registry = self._reception.ready().registry
+            remember_seconds = check_abort(request)
+            registry = self._state.ready().registry
             outcomes = await registry.abort(caller.of(context), request.request_ids, remember_seconds)
             response = pb.AbortResponse()
             for request_id, outcome in zip(request.request_ids, outcomes, strict=True):
@@ -87,11 +69,11 @@ class EngineServicer(EngineServiceServicer):
         request: pb.GetEngineInfoRequest,  # noqa: ARG002  # the contract's request is empty
         context: _Context,
     ) -> pb.GetEngineInfoResponse:
-        """Say what the engine is and can do."""
+        """Describe the engine: its model, limits and features."""
         async with errors.boundary(context, "GetEngineInfo"):
-            info = self._reception.ready().engine.info()
-            info.limits.max_receive_message_bytes = self._config.max_receive_message_bytes
-            info.limits.max_send_message_bytes = self._config.max_send_message_bytes
+            info = self._state.ready().engine.info()
+            info.limits.max_receive_message_bytes = self._host.config.max_receive_message_bytes
+            info.limits.max_send_message_bytes = self._host.config.max_send_message_bytes
             return pb.GetEngineInfoResponse(info=info)
 
     async def GetLoad(
@@ -99,14 +81,17 @@ class EngineServicer(EngineServiceServicer):
         request: pb.GetLoadRequest,  # noqa: ARG002  # the contract's request is empty
         context: _Context,
     ) -> pb.GetLoadResponse:
-        """Say how busy the engine is."""
+        """Return the current load."""
         async with errors.boundary(context, "GetLoad"):
-            return pb.GetLoadResponse(load=self._reception.ready().load())
+            return pb.GetLoadResponse(load=self._state.ready().load())
 
-    def _call(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, context: _Context, *, stream: bool) -> Call:
+    def _incoming(self, request: pb.GenerateRequest | pb.GenerateStreamRequest, context: _Context) -> IncomingRequest:
         if not request.HasField("input"):
             raise errors.invalid_field("input", "must be set")
-        return open_call(self._reception, request.input, context, stream=stream)
+        return self._host.incoming(request.input, context)
 
-    def _check_accepting(self) -> None:
-        self._reception.accepting()
+
+def service(host: Host) -> Service:
+    """Return the service, for the server's transport."""
+    servicer = EngineServicer(host)
+    return Service(_SERVICE_NAME, lambda server: add_EngineServiceServicer_to_server(servicer, server))

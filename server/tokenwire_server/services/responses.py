@@ -1,60 +1,66 @@
-"""From the engine's chunks to the response messages of Generate and GenerateStream."""
+"""From the engine's outputs to the response messages of Generate and GenerateStream."""
+
+from collections.abc import Iterable
 
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1 import generation_pb2
+from tokenwire.v1.generation_pb2 import SequenceOutput
 from tokenwire_server.conversion.outputs import Chunk, fill_closing
+from tokenwire_server.conversion.request import EngineRequest
 
 
-def unary(message: generation_pb2.GenerationInput, request_id: str, chunk: Chunk) -> pb.GenerateResponse:
-    """Return the answer of Generate: the one chunk that an engine gives a request that does not stream."""
-    response = pb.GenerateResponse(request_id=request_id, outputs=chunk.outputs)
+def unary(request: EngineRequest, chunk: Chunk) -> pb.GenerateResponse:
+    """Return the response of Generate: a request that does not stream has one output."""
+    response = pb.GenerateResponse(request_id=request.request_id, outputs=chunk.outputs)
     if len(chunk.outputs) > 1:
         response.outputs.sort(key=_index)
-    _fill_first(response, message, chunk)
-    _fill_last(response, message, chunk, sum(len(output.token_ids) for output in chunk.outputs))
+    _fill_first(response, request, chunk)
+    _fill_last(response, request, chunk, sum(len(output.token_ids) for output in chunk.outputs))
     return response
 
 
-class Stream:
-    """Makes the messages of a GenerateStream call."""
+class StreamAnswer:
+    """Makes the responses of a GenerateStream call."""
 
-    def __init__(self, message: generation_pb2.GenerationInput, request_id: str) -> None:
-        self._message = message
-        self._request_id: str | None = request_id
+    done = False
+    """The engine ends the request, never the answer."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._request = request
+        self._is_first = True
         self._completion_tokens = 0
 
-    def next(self, chunk: Chunk) -> pb.GenerateStreamResponse:
-        """Return the message for a chunk."""
+    def take(self, chunk: Chunk) -> Iterable[pb.GenerateStreamResponse]:
+        """Return the response for an output."""
         response = pb.GenerateStreamResponse(outputs=chunk.outputs)
-        if self._request_id is not None:
-            response.request_id = self._request_id
-            self._request_id = None
-            _fill_first(response, self._message, chunk)
+        if self._is_first:
+            self._is_first = False
+            response.request_id = self._request.request_id
+            _fill_first(response, self._request, chunk)
         for output in chunk.outputs:
             self._completion_tokens += len(output.token_ids)
         if chunk.closing is not None:
-            _fill_last(response, self._message, chunk, self._completion_tokens)
-        return response
+            _fill_last(response, self._request, chunk, self._completion_tokens)
+        return (response,)
 
 
-def _index(output: generation_pb2.SequenceOutput) -> int:
+def _index(output: SequenceOutput) -> int:
     return output.index
 
 
 def _fill_first(
-    response: pb.GenerateResponse | pb.GenerateStreamResponse, message: generation_pb2.GenerationInput, chunk: Chunk
+    response: pb.GenerateResponse | pb.GenerateStreamResponse, request: EngineRequest, chunk: Chunk
 ) -> None:
     if chunk.prompt_logprobs is not None:
         response.prompt_logprobs.CopyFrom(chunk.prompt_logprobs)
-    if message.return_prompt_token_ids:
-        response.prompt_token_ids.extend(message.prompt_token_ids)
+    if request.return_prompt_token_ids:
+        response.prompt_token_ids.extend(request.prompt_token_ids)
 
 
 def _fill_last(
     response: pb.GenerateResponse | pb.GenerateStreamResponse,
-    message: generation_pb2.GenerationInput,
+    request: EngineRequest,
     chunk: Chunk,
     completion_tokens: int,
 ) -> None:
     assert chunk.closing is not None
-    fill_closing(response, chunk.closing, len(message.prompt_token_ids), completion_tokens)
+    fill_closing(response, chunk.closing, len(request.prompt_token_ids), completion_tokens)

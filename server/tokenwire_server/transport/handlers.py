@@ -1,11 +1,13 @@
-"""Refuses requests that are not well-formed messages, for the methods of all services.
+"""The handlers of methods: how they get their requests, and how they write the responses of a stream.
 
-gRPC's own answer is UNKNOWN with the exception's text, and a traceback in the log for every such request.
+Requests that are not well-formed messages are refused for the methods of all services. gRPC's own answer is UNKNOWN with the
+exception's text, and a traceback in the log for every such request.
 """
 
 import asyncio
 import contextlib
 import inspect
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
 
@@ -24,8 +26,34 @@ _MALFORMED = object()
 """In place of a request that is not a well-formed message."""
 
 
+class ResponseWriter:
+    """Writes the responses of a streaming call."""
+
+    __slots__ = ("_write", "blocked_since")
+
+    def __init__(self, context: _Context) -> None:
+        self._write = context.write
+        self.blocked_since: float | None = None
+        """When the message being written was given to gRPC, on `time.monotonic`; None if none is."""
+
+    async def write(self, response: Any) -> None:
+        """Write a response; blocks while the caller does not read.
+
+        Raises:
+            asyncio.CancelledError: the caller has gone.
+
+        """
+        self.blocked_since = time.monotonic()
+        try:
+            await self._write(response)
+        except grpc.aio.InternalError:
+            # gRPC raises it for a caller that has gone before it cancels the method, and would log it as a failure.
+            raise asyncio.CancelledError from None
+        self.blocked_since = None
+
+
 class DecodingInterceptor(grpc.aio.ServerInterceptor):
-    """Gives each method a handler that refuses what does not decode. To be the innermost of the interceptors."""
+    """Gives each method a handler that refuses malformed requests. Must be the innermost interceptor."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, _Handler[Any, Any]] = {}
@@ -48,11 +76,9 @@ def _checked(handler: "_Handler[Any, Any]") -> "_Handler[Any, Any]":
     if handler.unary_unary is not None:
         return grpc.unary_unary_rpc_method_handler(_coroutine(handler.unary_unary), decode, encode)
     if handler.stream_stream is not None:
-        return grpc.stream_stream_rpc_method_handler(_requests(handler.stream_stream), decode, encode)
+        return grpc.stream_stream_rpc_method_handler(_bidirectional(handler.stream_stream), decode, encode)
     assert handler.unary_stream is not None, "no service has a method with a stream of requests and one response"
-    # gRPC tells generators from coroutines, which write their messages themselves.
-    wrap = _writer if inspect.isasyncgenfunction(handler.unary_stream) else _coroutine
-    return grpc.unary_stream_rpc_method_handler(wrap(handler.unary_stream), decode, encode)
+    return grpc.unary_stream_rpc_method_handler(_coroutine(_writing(handler.unary_stream)), decode, encode)
 
 
 def _tolerant(decode: Any) -> Callable[[bytes], Any]:
@@ -74,16 +100,9 @@ def _coroutine(method: Any) -> Any:
     return checked
 
 
-def _writer(method: Any) -> Any:
-    async def checked(request: Any, context: _Context) -> None:
-        if request is _MALFORMED:
-            await _refuse(context)
-        await _write_all(context, method(request, context))
+def _bidirectional(method: Any) -> Any:
+    run = _writing(method)
 
-    return checked
-
-
-def _requests(method: Any) -> Any:
     async def read(requests: AsyncIterator[Any], context: _Context) -> AsyncGenerator[Any, None]:
         async for request in requests:
             if request is _MALFORMED:
@@ -91,20 +110,23 @@ def _requests(method: Any) -> Any:
             yield request
 
     async def checked(requests: AsyncIterator[Any], context: _Context) -> None:
-        await _write_all(context, method(read(requests, context), context))
+        await run(read(requests, context), context)
 
     return checked
 
 
-async def _write_all(context: _Context, messages: AsyncGenerator[Any, None]) -> None:
-    """Write a method's messages, in place of gRPC's own loop: a generator around it would cost each message."""
-    async with contextlib.aclosing(messages) as responses:
-        async for response in responses:
-            try:
-                await context.write(response)
-            except grpc.aio.InternalError:
-                # gRPC's word for a caller who has gone, where it has not cancelled the method yet; it would log a failure.
-                raise asyncio.CancelledError from None
+def _writing(method: Any) -> Any:
+    """Return a streaming method as a coroutine that writes its responses, as our own are; others' may be generators."""
+    if not inspect.isasyncgenfunction(method):
+        return method
+
+    async def write_all(request: Any, context: _Context) -> None:
+        writer = ResponseWriter(context)
+        async with contextlib.aclosing(method(request, context)) as responses:
+            async for response in responses:
+                await writer.write(response)
+
+    return write_all
 
 
 async def _refuse(context: _Context) -> NoReturn:

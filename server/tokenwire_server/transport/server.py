@@ -1,6 +1,5 @@
 """The gRPC server: options, listening, health and reflection."""
 
-import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -14,8 +13,6 @@ from typing import NamedTuple
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tokenwire.v1 import engine_service_pb2
-from tokenwire.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
 from tokenwire_server.access.interceptor import TokenInterceptor
 from tokenwire_server.access.tls import TlsFiles
 from tokenwire_server.access.tokens import TokenFile
@@ -26,7 +23,6 @@ from tokenwire_server.transport.health import HealthServicer
 
 logger = logging.getLogger(__name__)
 
-SERVICE_NAME = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 _OPEN_SERVICES = {
     "health": (health.SERVICE_NAME,),
     "reflection": (reflection.V1, reflection.V1ALPHA),
@@ -39,10 +35,10 @@ _PROBE_TIMEOUT = 1.0
 
 
 class Service(NamedTuple):
-    """A service beside ours."""
+    """A service to serve."""
 
     name: str
-    """Its full name, by which health and reflection know it."""
+    """Full name, as health and reflection report it."""
     add_to: Callable[[grpc.aio.Server], None]
     """Adds it to a server that has not started."""
 
@@ -70,29 +66,26 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
 
 
 class Transport:
-    """The listening server with the standard services beside ours."""
+    """The listening server: the services that it is given, health and reflection."""
 
-    def __init__(self, config: ServerConfig, servicer: EngineServiceServicer, others: Iterable[Service] = ()) -> None:
-        """Make a server; `start` lets it listen.
+    def __init__(self, config: ServerConfig, services: Iterable[Service]) -> None:
+        """Make a server; `start` makes it listen.
 
         Args:
             config: where and how to listen.
-            servicer: our service.
-            others: services beside it.
+            services: the services to serve.
 
         """
         self._config = config
-        others = list(others)
-        self._names = [SERVICE_NAME, *(other.name for other in others)]
+        services = list(services)
+        self._names = [service.name for service in services]
         self._tokens = None if config.token_file is None else TokenFile(config.token_file)
-        self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=_options(config), interceptors=self._interceptors())
         self._health = HealthServicer()
         self.address = ""
         """Where the server listens, in gRPC's notation; known after `start`."""
-        add_EngineServiceServicer_to_server(servicer, self._server)
-        for other in others:
-            other.add_to(self._server)
+        for service in services:
+            service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.add(self._server, (*self._names, health.SERVICE_NAME))
 
@@ -113,7 +106,6 @@ class Transport:
         await self.set_serving(False)
         if self._tokens is not None:
             self._tokens.load()
-            self._watch = asyncio.create_task(self._tokens.watch())
         address = self._config.address
         with _socket_mode(self._config):
             port = self._listen(address)
@@ -141,10 +133,13 @@ class Transport:
         for name in ("", *self._names):
             await self._health.set(name, status)
 
+    async def watch_files(self) -> None:
+        """Read the file of tokens again whenever it changes, until cancelled."""
+        if self._tokens is not None:
+            await self._tokens.watch()
+
     async def stop(self, grace: float) -> None:
-        """Stop listening, and end what still runs after `grace` seconds."""
-        if self._watch is not None:
-            self._watch.cancel()
+        """Stop listening, and cancel calls that still run after `grace` seconds."""
         await self._server.stop(grace)
         if self._config.uds is not None:
             _remove(self._config.uds)

@@ -7,6 +7,7 @@ from vllm.v1.outputs import LogprobsLists
 from tokenwire.v1 import generation_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, fill_closing, fill_ending
+from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError
 from tokenwire_server.services.multiplex.columns import finish_of
@@ -29,28 +30,20 @@ class HandleSink(Sink):
         "request_id",
     )
 
-    def __init__(
-        self,
-        handle: int,
-        request_id: str,
-        prompt_tokens: int,
-        pending: Pending,
-        on_end: Callable[["HandleSink", list[pb.MultiplexFinish]], None],
-    ) -> None:
+    def __init__(self, handle: int, pending: Pending, on_end: Callable[["HandleSink"], None]) -> None:
         """Make the sink of a handle.
 
         Args:
             handle: the handle.
-            request_id: the request's id.
-            prompt_tokens: length of its prompt, in tokens.
             pending: what the stream is to send.
-            on_end: called with the last finishes, before they go to `pending`, or with none at a failure.
+            on_end: called at the request's end or failure, before that goes to `pending`.
 
         """
         super().__init__()
         self.handle = handle
-        self.request_id = request_id
-        self._prompt_tokens = prompt_tokens
+        self.request_id = ""
+        """The request's id; "" before its conversion."""
+        self._prompt_tokens = 0
         self._pending = pending
         self._on_end = on_end
         self._accepted = False
@@ -59,8 +52,17 @@ class HandleSink(Sink):
         self._prompt_reported = False
         self._masks: dict[int, generation_pb2.SamplingMask] = {}
 
+    def prepare(self, request: EngineRequest, abort: Callable[[Sink], None], *, direct: bool) -> None:
+        """Get ready for the request's outputs."""
+        super().prepare(request, abort, direct=direct)
+        self._set_request(request)
+
+    def _set_request(self, request: EngineRequest) -> None:
+        self.request_id = request.request_id
+        self._prompt_tokens = len(request.prompt_token_ids)
+
     def accept(self) -> None:
-        """Tell the caller that the request was admitted, unless it was told."""
+        """Report that the request was admitted, once."""
         if not self._accepted:
             self._accepted = True
             accepted = pb.MultiplexAccepted(handle=self.handle, request_id=self.request_id)
@@ -68,7 +70,7 @@ class HandleSink(Sink):
             self._pending.mark()
 
     def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
-        """Take tokens of the direct path."""
+        """Receive tokens of the direct path."""
         if not self._accepted:
             self.accept()
         if token_ids:
@@ -80,7 +82,7 @@ class HandleSink(Sink):
                 pending.mark()
 
     def end(self, ending: Ending, closing: Closing) -> None:
-        """Take the end of the direct path."""
+        """Receive the end of the direct path."""
         finish = pb.MultiplexFinish(handle=self.handle)
         fill_ending(finish, ending)
         if self.top_k is not None:
@@ -89,7 +91,7 @@ class HandleSink(Sink):
         self._close([finish], closing)
 
     def take(self, chunk: Chunk) -> None:
-        """Take an output of the ordinary path."""
+        """Receive an output of the ordinary path."""
         self.accept()
         pending = self._pending
         # With n > 1 the engine reports the one prompt for each sequence.
@@ -118,23 +120,24 @@ class HandleSink(Sink):
             pending.finish(self.handle, finishes)
         pending.mark()
 
-    def end_on_arrival(self, sequences: int) -> None:
-        """End a request whose id an abort has asked to remember."""
+    def end_on_arrival(self, request: EngineRequest) -> None:
+        """End a request whose id an Abort asked to remember."""
+        self._set_request(request)
         self.accept()
         finishes = [
             pb.MultiplexFinish(handle=self.handle, index=i, finish_reason=generation_pb2.FINISH_REASON_ABORT)
-            for i in range(sequences)
+            for i in range(request.params.n)
         ]
         self._close(finishes, Closing())
 
-    def fail(self, error: RequestError) -> None:
-        """Take the failure of the request."""
-        self._on_end(self, [])
+    def take_failure(self, error: RequestError) -> None:
+        """Receive the failure of the request."""
+        self._on_end(self)
         self._pending.fail(self.handle, error)
 
     def _close(self, finishes: list[pb.MultiplexFinish], closing: Closing) -> None:
         last = finishes[-1]
         last.last = True
         fill_closing(last, closing, self._prompt_tokens, self._completion_tokens)
-        self._on_end(self, finishes)
+        self._on_end(self)
         self._pending.finish(self.handle, finishes)

@@ -6,7 +6,7 @@ beside this one import what the extra brings.
 
 import importlib
 
-from tokenwire_server.requests.reception import Reception
+from tokenwire_server.services.host import Host
 from tokenwire_server.transport.server import Service
 
 _NEEDED = ("smg_grpc_proto.generated.vllm_engine_pb2_grpc", "tokenwire.text")
@@ -22,10 +22,10 @@ def missing() -> str | None:
     return None
 
 
-def services(reception: Reception) -> list[Service]:
-    """Return the service, where the configuration asks for it."""
-    if not reception.config.smg:
+def services(host: Host) -> list[Service]:
+    """Return the service, if the options enable it."""
+    if not host.config.smg:
         return []
     from tokenwire_server.services.smg.service import service  # noqa: PLC0415  # needs the extra
 
-    return [service(reception)]
+    return [service(host)]

@@ -16,10 +16,10 @@ from tokenwire.v1 import engine_service_pb2
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire_server import errors
 from tokenwire_server.access import caller
-from tokenwire_server.conversion import validation
+from tokenwire_server.conversion.abort import check_abort
 from tokenwire_server.errors import RequestError
-from tokenwire_server.requests.reception import Reception
-from tokenwire_server.services.call import open_call
+from tokenwire_server.services.call import Call
+from tokenwire_server.services.host import Host
 from tokenwire_server.services.smg import info, stop_strings
 from tokenwire_server.services.smg.faults import renamed
 from tokenwire_server.services.smg.loads import Loads
@@ -47,46 +47,37 @@ def _unsupported(method: str, instead: str) -> Callable[[Any, Any, _Context], Aw
 class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
     """`vllm.grpc.engine.VllmEngine`, each request of which becomes one of ours."""
 
-    def __init__(self, reception: Reception) -> None:
-        self._reception = reception
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._state = host.state
         self._start = time.monotonic()
         self._loads = Loads()
         self._tokenizer: ModelTokenizer | None = None
 
-    async def Generate(self, request: Any, context: _Context) -> AsyncIterator[Any]:
+    async def Generate(self, request: Any, context: _Context) -> None:
         """Continue a prompt and answer as tokens come, or at the end of each sequence."""
         async with errors.boundary(context, "Generate"):
             with renamed():
-                message, stops = await self._prepare(request)
-                stream = request.stream or stops is not None
-                with (
-                    open_call(self._reception, message, context, stream=stream) as call,
-                    self._reception.slow_readers.watch(call),
-                ):
-                    await call.start()
-                    answer = Answer(request, message.sampling_params.n, stops, call.cached_tokens)
-                    finished = False
-                    while not finished:
-                        chunk = await call.next()
-                        finished = chunk.closing is not None
-                        for response in answer.take(chunk):
-                            call.blocked_since = time.monotonic()
-                            yield response
-                            call.blocked_since = None
-                        # With a stop string in each of its sequences, which the engine knows nothing of.
-                        finished = finished or answer.done
+                # Stop strings, which the engine does not know, are found in the tokens as they come.
+                stream = request.stream or bool(request.sampling_params.stop)
+                with Call(self._host, context, stream=stream) as call:
+                    with self._host.incoming(GenerationInput(), context) as incoming:
+                        fill(incoming.message, request)
+                        stops = await self._stop_strings(incoming.message, request)
+                        converted = await call.start(incoming)
+                    await call.respond(Answer(request, converted.params.n, stops, call.cached_tokens))
 
     async def Abort(self, request: Any, context: _Context) -> Any:
         """Abort requests by their ids, and answer when the engine has let go of them."""
         async with errors.boundary(context, "Abort"):
-            validation.check_abort(engine_service_pb2.AbortRequest(request_ids=request.request_ids))
-            _ = await self._reception.ready().registry.abort(caller.of(context), request.request_ids, None)
+            check_abort(engine_service_pb2.AbortRequest(request_ids=request.request_ids))
+            _ = await self._state.ready().registry.abort(caller.of(context), request.request_ids, None)
             return smg.AbortResponse()
 
     async def HealthCheck(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
         """Say whether requests are taken."""
         try:
-            self._reception.accepting()
+            self._state.accepting()
         except RequestError as error:
             return smg.HealthCheckResponse(healthy=False, message=error.message)
         return smg.HealthCheckResponse(healthy=True, message="serving")
@@ -94,13 +85,13 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
     async def GetModelInfo(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
         """Say what the model is."""
         async with errors.boundary(context, "GetModelInfo"):
-            engine = self._reception.ready().engine
+            engine = self._state.ready().engine
             return info.model_info(engine.info(), engine.facts, engine.limits)
 
     async def GetServerInfo(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
         """Say what the server is."""
         async with errors.boundary(context, "GetServerInfo"):
-            engine, registry = self._reception.ready()
+            engine, registry = self._state.ready()
             return info.server_info(
                 engine.info(),
                 engine.facts,
@@ -111,7 +102,7 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
     async def GetLoads(self, request: Any, context: _Context) -> Any:
         """Say how busy the engine is."""
         async with errors.boundary(context, "GetLoads"):
-            serving = self._reception.ready()
+            serving = self._state.ready()
             rank = request.dp_rank if request.HasField("dp_rank") else None
             return self._loads.response(serving.engine.info(), serving.load(), rank)
 
@@ -134,28 +125,21 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
         "SubscribeKvEvents", "subscribe to the engine's own publisher (--kv-events-config)"
     )
 
-    async def _prepare(self, request: Any) -> tuple[GenerationInput, StopStrings | None]:
-        """Return a request as one of ours, and what looks for its stop strings."""
-        message = GenerationInput()
-        try:
-            fill(message, request)
-            if not request.sampling_params.stop:
-                return message, None
-            stop_strings.check(request.sampling_params)
-            tokenizer = await self._model_tokenizer().load()
-            return message, StopStrings(tokenizer, message.prompt_token_ids, request.sampling_params)
-        except BaseException:
-            self._reception.release(message)
-            raise
+    async def _stop_strings(self, message: GenerationInput, request: Any) -> StopStrings | None:
+        if not request.sampling_params.stop:
+            return None
+        stop_strings.check(request.sampling_params)
+        tokenizer = await self._model_tokenizer().load()
+        return StopStrings(tokenizer, message.prompt_token_ids, request.sampling_params)
 
     def _model_tokenizer(self) -> ModelTokenizer:
         if self._tokenizer is None:
-            facts = self._reception.ready().engine.facts
+            facts = self._state.ready().engine.facts
             self._tokenizer = ModelTokenizer(facts.tokenizer, facts.tokenizer_revision)
         return self._tokenizer
 
 
-def service(reception: Reception) -> Service:
+def service(host: Host) -> Service:
     """Return the service, for the server's transport."""
-    servicer = VllmEngineServicer(reception)
+    servicer = VllmEngineServicer(host)
     return Service(_SERVICE_NAME, lambda server: add_VllmEngineServicer_to_server(servicer, server))

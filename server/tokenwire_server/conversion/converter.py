@@ -1,0 +1,89 @@
+"""The conversion of requests with all that one engine's checks need."""
+
+from collections.abc import Callable, Mapping
+
+from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+from tokenwire.v1.generation_pb2 import GenerationInput
+from tokenwire_server.conversion.grammar import check_grammar
+from tokenwire_server.conversion.limits import RequestLimits
+from tokenwire_server.conversion.request import EngineRequest, to_engine_request
+from tokenwire_server.errors import invalid_field, unsupported_field
+
+
+class RequestConverter:
+    """Checks requests against one engine and converts them."""
+
+    def __init__(
+        self,
+        processor: InputProcessor,
+        limits: RequestLimits,
+        adapters: Mapping[str, LoRARequest],
+        refused_field: Callable[[SamplingParams], str | None] | None,
+    ) -> None:
+        """Make a converter.
+
+        Args:
+            processor: vLLM's own checks of requests.
+            limits: what the engine allows.
+            adapters: LoRA adapters by the names that requests use.
+            refused_field: names the first sampling field that the engine's device does not honour; None: it honours all.
+
+        """
+        self._processor = processor
+        self._limits = limits
+        self._adapters = adapters
+        self._refused_field = refused_field
+
+    def convert(
+        self,
+        message: GenerationInput,
+        *,
+        request_id: str,
+        trace_headers: Mapping[str, str] | None,
+        stream: bool,
+        path: str,
+    ) -> EngineRequest:
+        """Check and convert a request.
+
+        Args:
+            message: the request, which has passed `check_input`.
+            request_id: the caller's id or a server-generated one.
+            trace_headers: W3C trace context of the call's metadata; None without.
+            stream: whether the caller wants outputs as they come, rather than all at once.
+            path: path of `message` in the request message, for errors.
+
+        Raises:
+            RequestError: the request is refused.
+
+        """
+        request = to_engine_request(
+            message,
+            self._limits,
+            self._adapters,
+            request_id=request_id,
+            trace_headers=trace_headers,
+            stream=stream,
+            path=path,
+        )
+        params, path = request.params, f"{path}.sampling_params"
+        if self._refused_field is not None and (name := self._refused_field(params)) is not None:
+            raise unsupported_field(f"{path}.{name}", "the simulated device does not honour it")
+        if params.structured_outputs is not None:
+            check_grammar(
+                params,
+                message.sampling_params.structured_outputs,
+                f"{path}.structured_outputs",
+                model_config=self._processor.model_config,
+                config=self._processor.structured_outputs_config,
+                tokenizer=self._processor.tokenizer,
+            )
+        try:
+            # Custom logits processors, which read extra_args; vLLM does not report which one refused.
+            self._processor.validate_logits_processors_params(params)
+        except (VLLMClientError, ValueError) as error:
+            raise invalid_field(f"{path}.extra_args_json", f"a logits processor refuses it: {error}") from error
+        return request

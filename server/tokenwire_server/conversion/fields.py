@@ -1,0 +1,33 @@
+"""Checks of single fields, for messages of every kind."""
+
+import re
+
+from google.protobuf.duration_pb2 import Duration
+
+from tokenwire_server.errors import invalid_field
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+def check_request_id(request_id: str, path: str) -> None:
+    """Check the form of a request id.
+
+    Raises:
+        RequestError: INVALID_FIELD.
+
+    """
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise invalid_field(path, "must be 1 to 256 visible ASCII characters without spaces")
+
+
+def positive_seconds(duration: Duration, path: str) -> float:
+    """Return a duration in seconds, which must be above zero.
+
+    Raises:
+        RequestError: INVALID_FIELD.
+
+    """
+    seconds = duration.seconds + duration.nanos / 1e9
+    if seconds <= 0:
+        raise invalid_field(path, "must be above zero; leave it out for no limit")
+    return seconds
