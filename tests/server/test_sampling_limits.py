@@ -10,7 +10,7 @@ from fake_engine import FakeEngineServer
 from fake_engine.server import generation_input
 from tokenwire._contract import Reason
 from tokenwire.v1.sampling_params_pb2 import TokenIds
-from tokenwire_server.conversion.request import to_engine
+from tokenwire_server.conversion.request import to_engine_request
 from tokenwire_server.errors import RequestError
 
 TRACE = TokenIds(token_ids=[1, 2])
@@ -20,9 +20,12 @@ def refusal(server: FakeEngineServer, sampling: dict[str, Any], **limits: Any) -
     changed = dataclasses.replace(server.engine.limits, **limits)
     message = generation_input([1, 2, 3], sampling, {})
     with pytest.raises(RequestError) as caught:
-        to_engine(message, changed, {}, request_id="a", stream=False)
+        to_engine_request(message, changed, {}, request_id="a", trace_headers=None, stream=False)
     # The same request is right for the engine as it is.
-    assert to_engine(message, server.engine.limits, {}, request_id="a", stream=False).params.n >= 1
+    assert (
+        to_engine_request(message, server.engine.limits, {}, request_id="a", trace_headers=None, stream=False).params.n
+        >= 1
+    )
     return caught.value
 
 
@@ -56,7 +59,10 @@ async def test_an_engine_that_cannot_score_prompts(server: FakeEngineServer) -> 
 
 async def test_vllms_own_limit_of_sequences(server: FakeEngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     message = generation_input([1, 2, 3], {"n": 3}, {})
-    assert to_engine(message, server.engine.limits, {}, request_id="a", stream=False).params.n == 3
+    assert (
+        to_engine_request(message, server.engine.limits, {}, request_id="a", trace_headers=None, stream=False).params.n
+        == 3
+    )
     monkeypatch.setattr(envs, "VLLM_MAX_N_SEQUENCES", 2, raising=False)
     with pytest.raises(RequestError, match="must be at most 2, got 3"):
-        to_engine(message, server.engine.limits, {}, request_id="a", stream=False)
+        to_engine_request(message, server.engine.limits, {}, request_id="a", trace_headers=None, stream=False)
