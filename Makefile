@@ -36,18 +36,18 @@ PYTEST_OPTIONS := --durations=20 --durations-min=1
 test: ## Set everything up and run every test, in three parts in parallel
 	@scripts/setup.sh languages
 	@tokenwire demo-model
-	@$(MAKE) --jobs=3 test-simulated test-real test-real-alone
+	@$(MAKE) --jobs=3 test-part-1 test-part-2 test-part-3
 
 # Each part spends most of its time waiting for engines to start; they take about equally long.
 # These files of tests/real share no server with the others.
 REAL_ALONE := $(addprefix tests/real/test_,process.py load_endings.py fidelity_tokenizer.py)
 
-.PHONY: test-simulated test-real test-real-alone
-test-simulated:
-	@$(PYTEST) $(PYTEST_OPTIONS) tests/simulated tests/server tests/client tests/text
-test-real:
-	@$(PYTEST) $(PYTEST_OPTIONS) tests/real $(addprefix --ignore=,$(REAL_ALONE))
-test-real-alone:
+.PHONY: test-part-1 test-part-2 test-part-3
+test-part-1:
+	@$(PYTEST) $(PYTEST_OPTIONS) tests/simulated
+test-part-2:
+	@$(PYTEST) $(PYTEST_OPTIONS) tests/server tests/client tests/text tests/real $(addprefix --ignore=,$(REAL_ALONE))
+test-part-3:
 	@$(PYTEST) $(PYTEST_OPTIONS) $(REAL_ALONE) tests/languages
 
 .PHONY: coverage

@@ -58,12 +58,18 @@ async def test_an_abort_at_the_moment_of_the_finish_says_what_the_call_says(
     simulated: Simulated, stub: EngineServiceStub
 ) -> None:
     told = set()
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    for turn in range(3):
+        await within(generate(stub, f"undisturbed-{turn}", 4))
+    # The aborts come at all times from the start of a request to well after its end, on a slow machine too.
+    longest_wait = (loop.time() - start) / 3 * 2.5
     async with simulated.connect() as other_channel:
         other = EngineServiceStub(other_channel)
         for turn in range(60):
             request_id = f"race-{turn}"
             call = generate(stub, request_id, 4)
-            await asyncio.sleep(0.001 * turn)
+            await asyncio.sleep(longest_wait * turn / 60)
             outcomes = await asyncio.gather(abort(stub, request_id), abort(other, request_id))
             response = await within(call)
             aborted = response.outputs[0].finish_reason == ABORT
