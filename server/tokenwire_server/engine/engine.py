@@ -24,14 +24,14 @@ from tokenwire_server.conversion.exceptions import FAULTS, first_line, translate
 from tokenwire_server.conversion.grammar import check_grammar
 from tokenwire_server.conversion.info import engine_info
 from tokenwire_server.conversion.limits import RequestLimits
-from tokenwire_server.conversion.model_info import EngineFacts
+from tokenwire_server.conversion.model_info import ModelInfo
 from tokenwire_server.conversion.request import EngineRequest, remote_prefill, to_engine
 from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
 from tokenwire_server.engine.direct import DirectOutputProcessor, incompatibility, pump
 from tokenwire_server.engine.eos import eos_token_id
 from tokenwire_server.engine.sink import Sink
-from tokenwire_server.engine.stats import LoadRecorder
+from tokenwire_server.engine.stats import StatsRecorder
 from tokenwire_server.errors import RequestError, engine_dead, invalid_field, unsupported_field
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Engine:
         adapters: Iterable[LoRARequest] = (),
         direct_path: bool = True,
         refused_field: Callable[[SamplingParams], str | None] | None = None,
-        load: LoadRecorder | None = None,
+        load: StatsRecorder | None = None,
     ) -> None:
         """Take over an AsyncLLM whose output handler has not started.
 
@@ -76,14 +76,14 @@ class Engine:
         self.limits = RequestLimits.from_config(
             llm.vllm_config, keep_tokenizer=keep_tokenizer, served_model_names=served_model_names
         )
-        self.facts = EngineFacts.from_config(llm.vllm_config)
+        self.facts = ModelInfo.from_config(llm.vllm_config)
         self._eos_token_id = eos_token_id(llm.model_config)
         if not keep_tokenizer:
             # Without a tokenizer vLLM knows no EOS, so natural EOS would be reported as a stop token, and a model whose
             # generation_config names no EOS would never stop.
             llm.renderer.get_eos_token_id = lambda: self._eos_token_id
         self._refused_field = refused_field
-        self._load_recorder = load or LoadRecorder()
+        self._load_recorder = load or StatsRecorder()
         self._direct = _direct_path(llm) if direct_path else None
         self._barrier = AbortBarrier(llm.is_paused, _BARRIER_TIMEOUT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +102,7 @@ class Engine:
         args.skip_tokenizer_init = not keep_tokenizer
         names = args.served_model_name or ()
         config = args.create_engine_config(UsageContext.API_SERVER)
-        load = LoadRecorder()
+        load = StatsRecorder()
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.API_SERVER,
