@@ -19,11 +19,11 @@ from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1 import logprobs_pb2
 from tokenwire_server.conversion.exceptions import FAULTS, translate
+from tokenwire_server.conversion.logprobs import LogprobColumns
 from tokenwire_server.conversion.outputs import (
     Chunk,
     Closing,
     Ending,
-    LogprobColumns,
     fill_ending,
     to_chunk,
     to_closing,
