@@ -46,7 +46,7 @@ test-fast: setup ## Run the tests that need no engine
 	@python -m pytest tests/client tests/server tests/text
 
 .PHONY: bench
-bench: ## Compare with every other way to drive vLLM and write docs/performance.md; QUICK=1 only looks, in two minutes
+bench: ## Compare with every other way to drive vLLM and write docs/performance.md; QUICK=1: a short run of two minutes
 	@scripts/setup.sh bench
 	@.venv-bench/bin/python -m bench $(if $(QUICK),--quick)
 
