@@ -103,12 +103,12 @@ def _parse(path: pathlib.Path, content: bytes) -> list[Grant]:
         fields = line.split()
         if not fields or fields[0].startswith("#"):
             continue
-        fault = _fault(fields)
+        problem = _format_error(fields)
         digest = _digest(fields[-1])
-        if fault is None and digest in grants:
-            fault = "the token is already in the file"
-        if fault is not None:
-            raise AccessError(f"{_OPTION} {path}, line {number}: {fault}")
+        if problem is None and digest in grants:
+            problem = "the token is already in the file"
+        if problem is not None:
+            raise AccessError(f"{_OPTION} {path}, line {number}: {problem}")
         # Does not help to guess the token, which has at least 16 characters.
         own = hashlib.sha256(b"principal of " + digest).hexdigest()[:16]
         grants[digest] = Grant(fields[0] if len(fields) > 1 else f"token-{own}", digest)
@@ -117,7 +117,7 @@ def _parse(path: pathlib.Path, content: bytes) -> list[Grant]:
     return list(grants.values())
 
 
-def _fault(fields: list[str]) -> str | None:
+def _format_error(fields: list[str]) -> str | None:
     if len(fields) > 2:  # noqa: PLR2004  # a name and a token
         return "expected a name and a token"
     if not _TOKEN.fullmatch(fields[-1]):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tokenwire_server.demo_model.conversion import convert
-from tokenwire_server.demo_model.manifest import find_fault, write_manifest
+from tokenwire_server.demo_model.manifest import find_mismatch, write_manifest
 from tokenwire_server.demo_model.model import NAME, DemoModelError, Progress
 
 Build = Callable[[Path, Progress], None]
@@ -45,11 +45,11 @@ def ensure_demo_model(root: Path | None = None, *, progress: Progress, build: Bu
     try:
         models.mkdir(parents=True, exist_ok=True)
         with _locked(models / f".{NAME}.lock", progress):
-            if (fault := find_fault(folder)) is None:
+            if (mismatch := find_mismatch(folder)) is None:
                 progress(f"using {NAME} from the cache (verified)")
                 return folder
             if folder.exists():
-                progress(f"rebuilding the model in {folder}: {fault}")
+                progress(f"rebuilding the model in {folder}: {mismatch}")
             _build(folder, progress, convert if build is None else build)
             return folder
     except OSError as error:

@@ -17,7 +17,7 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"recipe": RECIPE, "files": files}, indent=2) + "\n")
 
 
-def find_fault(folder: Path) -> str | None:
+def find_mismatch(folder: Path) -> str | None:
     """Return how a folder differs from its manifest; None if it does not."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())

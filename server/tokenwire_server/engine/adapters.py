@@ -10,9 +10,9 @@ from vllm.lora.request import LoRARequest
 class AdapterError(ValueError):
     """A LoRA adapter cannot be loaded."""
 
-    def __init__(self, module: LoRAModulePath | LoRARequest, fault: str) -> None:
+    def __init__(self, module: LoRAModulePath | LoRARequest, reason: str) -> None:
         name = module.lora_name if isinstance(module, LoRARequest) else module.name
-        super().__init__(f"LoRA adapter {name!r} ({module.path}): {fault}")
+        super().__init__(f"LoRA adapter {name!r} ({module.path}): {reason}")
 
 
 def to_adapters(modules: Iterable[LoRAModulePath], base_names: Sequence[str]) -> list[LoRARequest]:
