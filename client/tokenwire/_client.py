@@ -15,8 +15,8 @@ from tokenwire._engine_info import EngineInfo
 from tokenwire._engine_load import EngineLoad
 from tokenwire._health import HealthStatus
 from tokenwire._input import GenerationOptions, generation_input
-from tokenwire._multiplex import DEFAULT_MAX_BUFFERED_TOKENS, Multiplex
-from tokenwire._multiplex_steps import MultiplexSteps
+from tokenwire._multiplex.step_view import MultiplexSteps
+from tokenwire._multiplex.typed_view import DEFAULT_MAX_BUFFERED_TOKENS, Multiplex
 from tokenwire._results import GenerateResult
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._stream import AsyncDeltaStream

@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 import tokenwire
 from harness.multiplex import ABORT, MultiplexPeer, finish
 from tokenwire import AsyncClient, FinishReason, Multiplex, MultiplexedStream, SamplingParams
-from tokenwire._multiplex_handles import Handles
+from tokenwire._multiplex.handles import Handles
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import error_pb2, generation_pb2, logprobs_pb2, multiplex_pb2
 
@@ -401,7 +401,7 @@ async def test_leaving_a_stream_aborts_that_request_alone(
         assert await peer.abort() == [2]
         peer.step(handles=[2, 1], token_ids=[6, 7], finished=[finish(2, ABORT), finish(1)])
         assert (await other.result()).token_ids == [4, 7]
-        assert mux._unread.num_tokens == 0
+        assert mux._backpressure.unread_tokens == 0
         peer.end()
         await mux.drain()
 
@@ -562,21 +562,21 @@ async def test_slow_readers_hold_back_the_server_and_never_block(serve: Serve) -
             peer.tokens(1, *([100_000 + i] * tokens))
         peer.finish(1)
         peer.step(handles=[2], token_ids=[5], finished=[finish(2)])
-        await until(lambda: mux._unread.is_over)
+        await until(lambda: mux._backpressure.is_paused)
         await asyncio.sleep(0.05)  # too short a time would not fail the test
         # Nobody waits: what is held is the limit and one message more, and the server waits with the rest.
-        assert mux._unread.num_tokens <= 2_000 + tokens
+        assert mux._backpressure.unread_tokens <= 2_000 + tokens
         assert peer.sent < messages
         # A read of what is there lets as much through.
         first = await anext(unread)
         assert 2_000 < len(first.token_ids) <= 2_000 + tokens
-        await until(lambda: mux._unread.is_over)
-        assert mux._unread.num_tokens <= 2_000 + tokens
+        await until(lambda: mux._backpressure.is_paused)
+        assert mux._backpressure.unread_tokens <= 2_000 + tokens
         # The awaited one lies behind the unread one, and gets through.
         assert (await awaited.result()).token_ids == [5]
         rest = await collect(unread)
         assert len(first.token_ids) + len(rest) == messages * tokens
-        assert mux._unread.num_tokens == 0
+        assert mux._backpressure.unread_tokens == 0
 
 
 async def test_drain_takes_everything_in_spite_of_the_limit(serve: Serve) -> None:
@@ -595,7 +595,7 @@ async def test_leaving_while_readers_are_slow(serve: Serve) -> None:
     async with opened(serve, max_buffered_tokens=10) as (peer, mux, _):
         stream = mux.submit([1])
         peer.tokens(1, *range(100))
-        await until(lambda: mux._unread.is_over)
+        await until(lambda: mux._backpressure.is_paused)
     assert (await anext(stream)).token_ids == list(range(100))
     with pytest.raises(tokenwire.ClientClosedError):
         await anext(stream)

@@ -9,7 +9,7 @@ from tokenwire._bench._recording import RequestRecord
 from tokenwire._bench._workload import Mode, Request
 from tokenwire._client import AsyncClient
 from tokenwire._errors import TokenwireError
-from tokenwire._multiplex_step import MultiplexStep
+from tokenwire._multiplex.step import MultiplexStep
 from tokenwire._sampling_params import SamplingParams
 
 

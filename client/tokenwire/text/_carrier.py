@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, Self, Unpack
 
 from tokenwire._client import AsyncClient
 from tokenwire._input import GenerationOptions
-from tokenwire._multiplex import Multiplex
+from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._results import Delta, GenerateResult
 from tokenwire._sampling_params import SamplingParams
 

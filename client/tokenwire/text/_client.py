@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack, cast
 
 from tokenwire._client import AsyncClient
-from tokenwire._multiplex import Multiplex
+from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._wire import not_text
 from tokenwire.text._assembler import TextAssembler

@@ -10,8 +10,8 @@ import grpc.aio
 
 from tokenwire._connection import Connection, Metadata, task_is_cancelled
 from tokenwire._errors import ClientClosedError, InternalError, ResourceExhaustedError, TokenwireError
-from tokenwire._multiplex_handles import Handles
-from tokenwire._multiplex_step import MultiplexPromptLogprobs, MultiplexStep
+from tokenwire._multiplex.handles import Handles
+from tokenwire._multiplex.step import MultiplexPromptLogprobs, MultiplexStep
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.multiplex_pb2 import MultiplexAbort, MultiplexSubmit

@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenwire._errors import TokenwireError
 from tokenwire._logprobs import Logprobs, PromptLogprobs
-from tokenwire._multiplex_step import MultiplexFinish
-from tokenwire._multiplex_unread import Unread
+from tokenwire._multiplex.backpressure import Backpressure
+from tokenwire._multiplex.step import MultiplexFinish
 from tokenwire._results import Delta, GenerateResult, Usage
 from tokenwire._sequence import SequenceOutput
 from tokenwire.v1.generation_pb2 import GenerationInput
@@ -67,6 +67,7 @@ class MultiplexedRequest:
     """What one request got, until its reader takes it. Nothing here happens for each token, unless the reader waits."""
 
     __slots__ = (
+        "_backpressure",
         "_end_waiter",
         "_error",
         "_is_plain",
@@ -78,7 +79,6 @@ class MultiplexedRequest:
         "_prompt_length",
         "_prompt_token_ids",
         "_sequences",
-        "_unread",
         "first",
         "handle",
         "has_ended",
@@ -86,7 +86,7 @@ class MultiplexedRequest:
         "waiter",
     )
 
-    def __init__(self, message: GenerationInput, unread: Unread) -> None:
+    def __init__(self, message: GenerationInput, backpressure: Backpressure) -> None:
         self.handle = 0
         """The request's number on the wire, once it has one."""
         self.request_id = message.request_id
@@ -97,7 +97,7 @@ class MultiplexedRequest:
         self.has_ended = False
         """Whether nothing more will come."""
         self._sequences = {0: self.first}
-        self._unread = unread
+        self._backpressure = backpressure
         self._loop = asyncio.get_running_loop()
         self._end_waiter: asyncio.Future[None] | None = None
         self._error: Callable[[], TokenwireError] | None = None
@@ -153,7 +153,7 @@ class MultiplexedRequest:
 
     def drop(self) -> None:
         """Forget all, and end the wait of a reader."""
-        self._unread.take(self.num_unread)
+        self._backpressure.tokens_read(self.num_unread)
         self._sequences = {0: MultiplexedSequence(0)}
         self.first = self._sequences[0]
         self._parts.clear()
@@ -179,7 +179,7 @@ class MultiplexedRequest:
             if not token_ids:
                 return None
             first.token_ids = []
-            self._unread.take(len(token_ids))
+            self._backpressure.tokens_read(len(token_ids))
             return Delta(request_id=self.request_id, outputs=[SequenceOutput(index=0, token_ids=token_ids)])
         if (self._parts_missing and not self.has_ended) or not any(self._sequences.values()):
             return None
@@ -206,14 +206,14 @@ class MultiplexedRequest:
         if waiter is not None:
             self.waiter = None
             # Here rather than in the reader's task, which runs later: it does not wait any more.
-            self._unread.reader_goes_on()
+            self._backpressure.reader_resumes()
             if not waiter.done():  # it may be cancelled
                 waiter.set_result(None)
 
     def _wait(self) -> asyncio.Future[None]:
         if self.waiter is not None or self._end_waiter is not None:
             raise RuntimeError("another task reads this stream")
-        self._unread.reader_waits()
+        self._backpressure.reader_waits()
         return self._loop.create_future()
 
     def _end(self) -> None:
@@ -224,7 +224,7 @@ class MultiplexedRequest:
 
     def _take(self) -> dict[str, Any]:
         """Hand out what a delta and a result have in common."""
-        self._unread.take(self.num_unread)
+        self._backpressure.tokens_read(self.num_unread)
         parts, self._parts = self._parts, []
         prompt_token_ids, self._prompt_token_ids = self._prompt_token_ids, None
         self._is_whole = False

@@ -6,8 +6,8 @@ from typing import Self, Unpack
 
 from tokenwire._connection import Connection, Metadata
 from tokenwire._input import GenerationOptions, generation_input
-from tokenwire._multiplex_call import MultiplexCall
-from tokenwire._multiplex_step import MultiplexStep
+from tokenwire._multiplex.call import MultiplexCall
+from tokenwire._multiplex.step import MultiplexStep
 from tokenwire._sampling_params import SamplingParams
 
 
