@@ -18,7 +18,7 @@ from bench import contenders
 from bench.cases import Case
 from bench.contenders.base import CancelsStreams, Contender
 from bench.measure import Memory, Sample, Seen, sample
-from tokenwire._bench._usage import cpu_seconds, resident_bytes
+from tokenwire._bench.process_usage import cpu_seconds, resident_bytes
 
 _SETTLE = 0.05
 """Seconds after the last token for the server to clean up, which is part of its cost."""

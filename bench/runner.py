@@ -14,7 +14,7 @@ from bench.cases import Case, Plan
 from bench.contenders import CONTENDERS
 from bench.processes import BenchError, Caller, Running, Server
 from bench.results import Health, Measured, Results, server_us, this_machine
-from tokenwire._bench._recording import percentile
+from tokenwire._bench.recording import percentile
 
 _WARM_UP_TOKENS = 24
 _WARM_UP_SEED = 1_000

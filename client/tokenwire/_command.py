@@ -8,7 +8,7 @@ def main() -> None:
     """Run the command, or say in one line how to install what it needs."""
     _open_standard_streams()
     try:
-        from tokenwire.cli import app
+        from tokenwire._cli.app import app
     except ModuleNotFoundError as error:
         # A missing module of our own is a bug and keeps its traceback.
         if error.name is None or error.name.partition(".")[0] not in {"typer", "rich"}:

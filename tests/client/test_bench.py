@@ -12,10 +12,10 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
-from tokenwire._bench import _usage
-from tokenwire._bench._recording import RequestRecord, Summary, gaps, times_to_first
-from tokenwire._bench._workload import Lengths
-from tokenwire.cli import app
+from tokenwire._bench import process_usage
+from tokenwire._bench.recording import RequestRecord, Summary, gaps, times_to_first
+from tokenwire._bench.workload import Lengths
+from tokenwire._cli.app import app
 from tokenwire.v1 import engine_info_pb2, generation_pb2, multiplex_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 
@@ -312,13 +312,13 @@ def test_a_target_that_is_none(target: str) -> None:
 
 
 def test_server_of_another_machine_is_not_known() -> None:
-    assert _usage.find_listener("192.0.2.1:50051") is None
-    assert _usage.find_listener("127.0.0.1:1") is None
-    assert _usage.find_listener("unix:/no/such/socket") is None
+    assert process_usage.find_listener("192.0.2.1:50051") is None
+    assert process_usage.find_listener("127.0.0.1:1") is None
+    assert process_usage.find_listener("unix:/no/such/socket") is None
 
 
 def test_a_process_that_is_gone() -> None:
-    for measure in (_usage.cpu_seconds, _usage.resident_bytes):
+    for measure in (process_usage.cpu_seconds, process_usage.resident_bytes):
         assert measure(os.getpid()) > 0
         with pytest.raises(OSError, match=r".+"):
             measure(2**22 + 1)

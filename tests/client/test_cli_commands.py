@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from harness import COMMAND
 from harness.terminal import Terminal
 from harness.tokenizers import byte_level, write_folder
-from tokenwire.cli import app
+from tokenwire._cli.app import app
 from tokenwire.v1 import engine_info_pb2, generation_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from harness import COMMAND
 from harness.terminal import Terminal
-from tokenwire.cli import app
+from tokenwire._cli.app import app
 from tokenwire.v1 import engine_load_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 

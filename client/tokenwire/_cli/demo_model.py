@@ -2,7 +2,7 @@
 
 import typer
 
-from tokenwire.cli._requires import requires
+from tokenwire._cli.requires import requires
 
 
 def demo_model() -> None:

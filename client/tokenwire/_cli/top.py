@@ -15,13 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.output import print_json
+from tokenwire._cli.rates import Rates, Sample, rates
+from tokenwire._cli.run import run
 from tokenwire._client import AsyncClient
 from tokenwire._engine_load import EngineLoad
 from tokenwire._errors import TokenwireError
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._output import print_json
-from tokenwire.cli._rates import Rates, Sample, rates
-from tokenwire.cli._run import run
 
 EXAMPLES = """
 Examples:

@@ -1,4 +1,4 @@
-"""`tokenwire bench`: put a load on a server and say what it costs."""
+"""`tokenwire bench`: throughput, latency and CPU cost of a server."""
 
 import asyncio
 import os
@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tokenwire._bench._workload import Lengths, Mode, Workload
+from tokenwire._bench.workload import Lengths, Mode, Workload
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.requires import requires
 from tokenwire._errors import TokenwireError
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._requires import requires
 
 if TYPE_CHECKING:
-    from tokenwire._bench._load import LoadRun, ProcessCost, Report
-    from tokenwire._bench._recording import Summary
+    from tokenwire._bench.recording import Summary
+    from tokenwire._bench.run import BenchRun, ProcessCost, Report
 
 _DEFAULT_REQUESTS = 200
 _DEFAULT_CONCURRENCY = 32
@@ -83,7 +83,7 @@ def bench(
         str | None, typer.Option(metavar="FILE", help="Write the report as JSON; - writes it in place of the table.")
     ] = None,
 ) -> None:
-    """Put a load on a tokenwire server and report throughput, latency and CPU for each token.
+    """Benchmark a tokenwire server: throughput, latency and CPU time per token.
 
     Prompts are random token ids. The first request that fails ends the run: the command says why, reports what it had
     measured and exits with 1. The server's CPU and memory are those of its own process, without the engine's.
@@ -102,9 +102,9 @@ def bench(
         seed=seed,
     )
     with requires("pip install 'tokenwire[cli]'"):
-        from tokenwire._bench._load import LoadRun, WorkloadError
-        from tokenwire._bench._usage import find_listener
-    run = LoadRun(
+        from tokenwire._bench.process_usage import find_listener
+        from tokenwire._bench.run import BenchRun, WorkloadError
+    run = BenchRun(
         lambda: server(address),
         workload,
         server_pid=find_listener(server(address).target) if server_pid is None else server_pid,
@@ -125,7 +125,7 @@ def bench(
     raise typer.Exit(exit_code)
 
 
-async def _run(run: "LoadRun") -> tuple[str | None, int]:
+async def _run(run: "BenchRun") -> tuple[str | None, int]:
     """Run with progress on a terminal; return why it ended early, if it did, and the exit code."""
     progress = _progress(run)
     watcher = asyncio.create_task(_show(run, progress))
@@ -142,7 +142,7 @@ async def _run(run: "LoadRun") -> tuple[str | None, int]:
     return None, 0
 
 
-def _progress(run: "LoadRun") -> Progress:
+def _progress(run: "BenchRun") -> Progress:
     # On the standard error, so that a report that is piped away stays clean; silent where that is no terminal.
     console = Console(stderr=True)
     progress = Progress(
@@ -159,7 +159,7 @@ def _progress(run: "LoadRun") -> Progress:
     return progress
 
 
-async def _show(run: "LoadRun", progress: Progress) -> None:
+async def _show(run: "BenchRun", progress: Progress) -> None:
     progress.start()
     while True:
         progress.update(progress.task_ids[0], completed=run.completed, refresh=True)

@@ -71,7 +71,7 @@ class Request(NamedTuple):
 
 def requests_of(workload: Workload, vocab_size: int) -> Iterator[Request]:
     """Make the workload's requests, without an end."""
-    source = random.Random(workload.seed)  # noqa: S311  # load, not secrets
+    source = random.Random(workload.seed)  # noqa: S311  # benchmark traffic, not secrets
     while True:
         yield Request(
             prompt(source, workload.prompt_tokens.draw(source), vocab_size), workload.output_tokens.draw(source)

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.output import print_json, print_rows
+from tokenwire._cli.run import run
 from tokenwire._engine_info import EngineInfo
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._output import print_json, print_rows
-from tokenwire.cli._run import run
 
 
 @with_options("server", connect)

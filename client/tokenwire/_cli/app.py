@@ -1,24 +1,13 @@
-"""The `tokenwire` command: one module per sub-command, each importing what it needs when it runs."""
+"""The `tokenwire` command: one sub-command per module."""
 
 import sys
 from typing import Annotated
 
 import typer
 
+from tokenwire._cli import abort, bench, chat, demo_model, generate, health, info, serve, top
+from tokenwire._cli.run import EXIT_CODES
 from tokenwire._version import __version__
-from tokenwire.cli import _chat, _generate, _top
-from tokenwire.cli._abort import abort
-from tokenwire.cli._bench import bench
-from tokenwire.cli._chat import chat
-from tokenwire.cli._demo_model import demo_model
-from tokenwire.cli._generate import generate
-from tokenwire.cli._health import health
-from tokenwire.cli._info import info
-from tokenwire.cli._run import EXIT_CODES
-from tokenwire.cli._serve import serve
-from tokenwire.cli._top import top
-
-__all__ = ["app"]
 
 
 def _print_version(requested: bool) -> None:  # noqa: FBT001  # typer calls it with the option's value
@@ -45,16 +34,16 @@ app = typer.Typer(
     # Plain tracebacks: a server's log is no place for boxes.
     pretty_exceptions_enable=False,
 )
-# `tokenwire serve` reads its arguments itself: vLLM's engine flags are far more than ours, and --help shows both.
+# `tokenwire serve` parses its arguments itself: most of them are vLLM's engine flags, and its --help lists both.
 app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)(serve)
-app.command(epilog=_generate.EXAMPLES + EXIT_CODES)(generate)
-app.command(epilog=_chat.EXAMPLES + EXIT_CODES)(chat)
-app.command(epilog=EXIT_CODES)(abort)
-app.command(epilog=EXIT_CODES)(info)
-app.command(epilog=EXIT_CODES)(health)
-app.command(epilog=_top.EXAMPLES + _top.EXIT_CODES)(top)
-app.command()(bench)
-app.command()(demo_model)
+)(serve.serve)
+app.command(epilog=generate.EXAMPLES + EXIT_CODES)(generate.generate)
+app.command(epilog=chat.EXAMPLES + EXIT_CODES)(chat.chat)
+app.command(epilog=EXIT_CODES)(abort.abort)
+app.command(epilog=EXIT_CODES)(info.info)
+app.command(epilog=EXIT_CODES)(health.health)
+app.command(epilog=top.EXAMPLES + top.EXIT_CODES)(top.top)
+app.command()(bench.bench)
+app.command()(demo_model.demo_model)

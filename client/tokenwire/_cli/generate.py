@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from tokenwire._cli.options import Connect, connect, sampling_params, with_options
+from tokenwire._cli.output import print_json, print_note, print_part
+from tokenwire._cli.run import run
 from tokenwire._results import Delta, GenerateResult
 from tokenwire._sampling_params import SamplingParams
-from tokenwire.cli._options import Connect, connect, sampling_params, with_options
-from tokenwire.cli._output import print_json, print_note, print_part
-from tokenwire.cli._run import run
 
 EXAMPLES = """
 Examples:

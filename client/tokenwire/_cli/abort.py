@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from tokenwire._abort import AbortOutcome
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._output import print_json
-from tokenwire.cli._run import FAILED, run
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.output import print_json
+from tokenwire._cli.run import FAILED, run
 
 
 @with_options("server", connect)

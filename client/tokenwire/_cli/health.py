@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.run import FAILED, run
 from tokenwire._health import HealthStatus
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._run import FAILED, run
 
 
 @with_options("server", connect)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenwire._cli.options import Connect, connect, sampling_params, with_options
+from tokenwire._cli.output import print_note, print_part
+from tokenwire._cli.requires import requires
+from tokenwire._cli.run import INTERRUPTED, report
 from tokenwire._client import AsyncClient
 from tokenwire._errors import TokenwireError
 from tokenwire._sampling_params import SamplingParams
-from tokenwire.cli._options import Connect, connect, sampling_params, with_options
-from tokenwire.cli._output import print_note, print_part
-from tokenwire.cli._requires import requires
-from tokenwire.cli._run import INTERRUPTED, report
 
 if TYPE_CHECKING:
     from tokenwire.text import Message, TextClient

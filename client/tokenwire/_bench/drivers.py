@@ -5,8 +5,8 @@ import itertools
 from types import TracebackType
 from typing import Protocol, Self
 
-from tokenwire._bench._recording import RequestRecord
-from tokenwire._bench._workload import Mode, Request
+from tokenwire._bench.recording import RequestRecord
+from tokenwire._bench.workload import Mode, Request
 from tokenwire._client import AsyncClient
 from tokenwire._errors import TokenwireError
 from tokenwire._multiplex.step import MultiplexStep

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
-from tokenwire._bench._drivers import Driver, driver
-from tokenwire._bench._recording import RequestRecord, Summary, end_to_end, gaps, times_to_first
-from tokenwire._bench._usage import cpu_seconds, resident_bytes
-from tokenwire._bench._workload import Mode, Request, Workload, requests_of
+from tokenwire._bench.drivers import Driver, driver
+from tokenwire._bench.process_usage import cpu_seconds, resident_bytes
+from tokenwire._bench.recording import RequestRecord, Summary, end_to_end, gaps, times_to_first
+from tokenwire._bench.workload import Mode, Request, Workload, requests_of
 from tokenwire._client import AsyncClient
 from tokenwire._engine_info import EngineInfo
 from tokenwire._sampling_params import SamplingParams
@@ -61,12 +61,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Between messages that follow each other in a request. None where nothing was measured, and for unary calls."""
     end_to_end_ms: Summary | None
     caller: ProcessCost | None
-    """This process: load generator and client. None: the run ended before it began."""
+    """This process: benchmark and client. None: the run ended before it began."""
     server: ProcessCost | None
     """The server's own process, without the engine's. None: not known."""
 
 
-class LoadRun:
+class BenchRun:
     """One run. `report` may be called at any time."""
 
     def __init__(
@@ -167,7 +167,7 @@ class LoadRun:
     async def _send_at_random_times(self, sender: Driver, requests: Iterator[Request], rate: float) -> None:
         limit = self.workload.concurrency
         places = None if limit is None else asyncio.Semaphore(limit)
-        source = random.Random(self.workload.seed)  # noqa: S311  # load, not secrets
+        source = random.Random(self.workload.seed)  # noqa: S311  # benchmark traffic, not secrets
         due = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             while self._goes_on():
