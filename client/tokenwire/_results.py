@@ -9,6 +9,7 @@ from tokenwire._logprobs import PromptLogprobs
 from tokenwire._sequence import FinishReason, SequenceOutput
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import generation_pb2
+from tokenwire.v1.multiplex_pb2 import MultiplexFinish
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -29,6 +30,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             completion_tokens=message.completion_tokens,
             cached_tokens=_wire.present(message, "cached_tokens"),
         )
+
+
+NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0)
+"""What stands in for the usage that a server left out of a whole answer."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -99,12 +104,10 @@ class GenerateResult(_Answer, frozen=True, kw_only=True, gc=False):
     @classmethod
     def from_proto(cls, message: pb.GenerateResponse) -> "GenerateResult":
         """Convert the contract's message."""
-        return cls(
-            request_id=message.request_id,
-            outputs=[SequenceOutput.from_proto(output) for output in message.outputs],
-            usage=Usage.from_proto(message.usage),
-            **_once(message),
-        )
+        end = request_end(message)
+        end.setdefault("usage", NO_USAGE)
+        outputs = [SequenceOutput.from_proto(output) for output in message.outputs]
+        return cls(request_id=message.request_id, outputs=outputs, **_prompt(message), **end)
 
 
 class Delta(_Answer, frozen=True, kw_only=True, gc=False):
@@ -117,20 +120,33 @@ class Delta(_Answer, frozen=True, kw_only=True, gc=False):
     def from_proto(cls, message: pb.GenerateStreamResponse, request_id: str) -> "Delta":
         """Convert the contract's message; `request_id` stands in where only the stream's first message has it."""
         outputs = [SequenceOutput.from_proto(output) for output in message.outputs]
-        usage = Usage.from_proto(message.usage) if message.HasField("usage") else None
-        if usage is None and not message.request_id:
+        if not message.request_id and not message.HasField("usage"):
             # Between the first message and the last there are tokens only.
             return cls(request_id=request_id, outputs=outputs)
-        return cls(request_id=message.request_id or request_id, outputs=outputs, usage=usage, **_once(message))
+        return cls(
+            request_id=message.request_id or request_id, outputs=outputs, **_prompt(message), **request_end(message)
+        )
 
 
-def _once(message: pb.GenerateResponse | pb.GenerateStreamResponse) -> dict[str, Any]:
-    """Convert what a result holds, and in a stream only the first or the last message."""
-    has_logprobs = message.HasField("prompt_logprobs")
+def request_end(message: pb.GenerateResponse | pb.GenerateStreamResponse | MultiplexFinish) -> dict[str, Any]:
+    """Convert the fields of a request's end, which the answers and MultiplexFinish share. Absent ones are left out."""
+    has = message.HasField
+    fields: dict[str, Any] = {}
+    if has("usage"):
+        fields["usage"] = Usage.from_proto(message.usage)
+    if has("timing"):
+        fields["timing"] = Timing.from_proto(message.timing)
+    if has("kv_transfer_params_json"):
+        fields["kv_transfer_params_json"] = message.kv_transfer_params_json
+    if has("ec_transfer_params_json"):
+        fields["ec_transfer_params_json"] = message.ec_transfer_params_json
+    return fields
+
+
+def _prompt(message: pb.GenerateResponse | pb.GenerateStreamResponse) -> dict[str, Any]:
+    """Convert the fields about the prompt, which in a stream only the first message has."""
+    logprobs = message.prompt_logprobs
     return {
-        "timing": Timing.from_proto(message.timing) if message.HasField("timing") else None,
-        "prompt_logprobs": PromptLogprobs.from_proto(message.prompt_logprobs) if has_logprobs else None,
+        "prompt_logprobs": PromptLogprobs.from_proto(logprobs) if message.HasField("prompt_logprobs") else None,
         "prompt_token_ids": list(message.prompt_token_ids) or None,
-        "kv_transfer_params_json": _wire.present(message, "kv_transfer_params_json"),
-        "ec_transfer_params_json": _wire.present(message, "ec_transfer_params_json"),
     }

@@ -2,12 +2,13 @@
 
 import struct
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
-from tokenwire import _wire
 from tokenwire._logprobs import Logprobs
 from tokenwire.v1 import generation_pb2 as pb
+from tokenwire.v1.multiplex_pb2 import MultiplexFinish
 
 
 class FinishReason(StrEnum):
@@ -135,22 +136,26 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def from_proto(cls, message: pb.SequenceOutput) -> "SequenceOutput":
         """Convert the contract's message."""
         logprobs = Logprobs.from_proto(message.logprobs) if message.HasField("logprobs") else None
-        mask = SamplingMask.from_proto(message.sampling_mask) if message.HasField("sampling_mask") else None
-        finish_reason = FinishReason.from_proto(message.finish_reason)
-        if finish_reason is None:
-            # The bulk of a stream: what comes with the finish need not be looked for.
-            return cls(index=message.index, token_ids=list(message.token_ids), logprobs=logprobs, sampling_mask=mask)
-        experts, speculation = message.routed_experts, message.speculative_decoding
-        return cls(
-            index=message.index,
-            token_ids=list(message.token_ids),
-            finish_reason=finish_reason,
-            stop_token_id=_wire.present(message, "stop_token_id"),
-            logprobs=logprobs,
-            sampling_mask=mask,
-            routed_experts=RoutedExperts.from_proto(experts) if message.HasField("routed_experts") else None,
-            weight_versions=tuple(WeightVersionSpan.from_proto(span) for span in message.weight_versions),
-            speculative_decoding=(
-                SpeculativeDecoding.from_proto(speculation) if message.HasField("speculative_decoding") else None
-            ),
-        )
+        # Most messages of a stream have only tokens.
+        if not message.finish_reason and not message.HasField("sampling_mask"):
+            return cls(index=message.index, token_ids=list(message.token_ids), logprobs=logprobs)
+        return cls(index=message.index, token_ids=list(message.token_ids), logprobs=logprobs, **sequence_end(message))
+
+
+def sequence_end(message: pb.SequenceOutput | MultiplexFinish) -> dict[str, Any]:
+    """Convert the fields of a sequence's end, which SequenceOutput and MultiplexFinish share. Absent ones are left out."""
+    has = message.HasField
+    fields: dict[str, Any] = {}
+    if message.finish_reason:
+        fields["finish_reason"] = FinishReason.from_proto(message.finish_reason)
+    if has("stop_token_id"):
+        fields["stop_token_id"] = message.stop_token_id
+    if has("sampling_mask"):
+        fields["sampling_mask"] = SamplingMask.from_proto(message.sampling_mask)
+    if has("routed_experts"):
+        fields["routed_experts"] = RoutedExperts.from_proto(message.routed_experts)
+    if message.weight_versions:
+        fields["weight_versions"] = tuple(map(WeightVersionSpan.from_proto, message.weight_versions))
+    if has("speculative_decoding"):
+        fields["speculative_decoding"] = SpeculativeDecoding.from_proto(message.speculative_decoding)
+    return fields

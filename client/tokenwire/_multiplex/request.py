@@ -4,13 +4,19 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tokenwire._errors import TokenwireError
 from tokenwire._logprobs import Logprobs, PromptLogprobs
 from tokenwire._multiplex.backpressure import Backpressure
 from tokenwire._multiplex.step import MultiplexFinish
-from tokenwire._results import Delta, GenerateResult, Usage
+from tokenwire._results import NO_USAGE, Delta, GenerateResult
 from tokenwire._sequence import SequenceOutput
 from tokenwire.v1.generation_pb2 import GenerationInput
+
+# The fields that a finish passes on: to its sequence's output, and the last one of a request to the answer.
+_SEQUENCE_FIELDS = [name for name in MultiplexFinish.__struct_fields__ if name in SequenceOutput.__struct_fields__]
+_REQUEST_FIELDS = [name for name in MultiplexFinish.__struct_fields__ if name in Delta.__struct_fields__]
 
 
 class MultiplexedSequence:
@@ -50,17 +56,8 @@ class MultiplexedSequence:
         finish, self.finish = self.finish, None
         if finish is None:
             return SequenceOutput(index=self.index, token_ids=token_ids, logprobs=logprobs)
-        return SequenceOutput(
-            index=self.index,
-            token_ids=token_ids,
-            finish_reason=finish.finish_reason,
-            stop_token_id=finish.stop_token_id,
-            logprobs=_with_sum(logprobs, finish.cumulative_logprob),
-            sampling_mask=finish.sampling_mask,
-            routed_experts=finish.routed_experts,
-            weight_versions=finish.weight_versions,
-            speculative_decoding=finish.speculative_decoding,
-        )
+        logprobs = _with_sum(logprobs, finish.cumulative_logprob)
+        return SequenceOutput(token_ids=token_ids, logprobs=logprobs, **_fields(finish, _SEQUENCE_FIELDS))
 
 
 class MultiplexedRequest:
@@ -119,8 +116,8 @@ class MultiplexedRequest:
     @property
     def num_unread(self) -> int:
         """Number of tokens and prompt positions to take."""
-        tokens = sum(len(sequence.token_ids) for sequence in self._sequences.values())
-        return tokens + sum(len(part.logprobs) for part in self._parts)
+        tokens = sum([len(sequence.token_ids) for sequence in self._sequences.values()])
+        return tokens + sum([len(part.logprobs) for part in self._parts])
 
     def sequence(self, index: int) -> MultiplexedSequence:
         """Give a sequence."""
@@ -183,12 +180,13 @@ class MultiplexedRequest:
             return Delta(request_id=self.request_id, outputs=[SequenceOutput(index=0, token_ids=token_ids)])
         if (self._parts_missing and not self.has_ended) or not any(self._sequences.values()):
             return None
-        return Delta(usage=None if self._last is None else self._last.usage, **self._take())
+        return Delta(**self._take())
 
     def take_result(self) -> GenerateResult:
         """Hand out the whole request, which has ended without an error."""
-        usage = None if self._last is None else self._last.usage
-        return GenerateResult(usage=usage or Usage(prompt_tokens=0, completion_tokens=0), **self._take())
+        fields = self._take()
+        fields["usage"] = fields.get("usage") or NO_USAGE
+        return GenerateResult(**fields)
 
     def news(self) -> asyncio.Future[None]:
         """Give a future that is done when there may be something to take. Whoever stops waiting calls `drop`."""
@@ -230,29 +228,24 @@ class MultiplexedRequest:
         self._is_whole = False
         # From here on a request with one sequence has only tokens until its finish, unless there are log probabilities.
         self._is_plain = len(self._sequences) == 1
-        last = self._last
         return {
             "request_id": self.request_id,
-            "outputs": [self._sequences[index].take() for index in sorted(self._sequences) if self._sequences[index]],
+            "outputs": [sequence.take() for _, sequence in sorted(self._sequences.items()) if sequence],
             "prompt_logprobs": _put_together(parts) if parts else None,
             "prompt_token_ids": prompt_token_ids,
-            "timing": None if last is None else last.timing,
-            "kv_transfer_params_json": None if last is None else last.kv_transfer_params_json,
-            "ec_transfer_params_json": None if last is None else last.ec_transfer_params_json,
+            **({} if self._last is None else _fields(self._last, _REQUEST_FIELDS)),
         }
+
+
+def _fields(finish: MultiplexFinish, names: list[str]) -> dict[str, Any]:
+    return {name: getattr(finish, name) for name in names}
 
 
 def _with_sum(logprobs: Logprobs | None, cumulative_logprob: float | None) -> Logprobs | None:
     if cumulative_logprob is None:
         return logprobs
-    return Logprobs(
-        logprobs=logprobs.logprobs if logprobs else [],
-        ranks=logprobs.ranks if logprobs else [],
-        top_k=logprobs.top_k if logprobs else 0,
-        top_token_ids=logprobs.top_token_ids if logprobs else [],
-        top_logprobs=logprobs.top_logprobs if logprobs else [],
-        cumulative_logprob=cumulative_logprob,
-    )
+    logprobs = logprobs or Logprobs(logprobs=[], ranks=[], top_token_ids=[], top_logprobs=[])
+    return msgspec.structs.replace(logprobs, cumulative_logprob=cumulative_logprob)
 
 
 def _put_together(parts: list[PromptLogprobs]) -> PromptLogprobs:

@@ -10,8 +10,15 @@ from tokenwire import _wire
 from tokenwire._contract import Reason
 from tokenwire._errors import StatusError
 from tokenwire._logprobs import Logprobs, PromptLogprobs
-from tokenwire._results import Timing, Usage
-from tokenwire._sequence import FinishReason, RoutedExperts, SamplingMask, SpeculativeDecoding, WeightVersionSpan
+from tokenwire._results import Timing, Usage, request_end
+from tokenwire._sequence import (
+    FinishReason,
+    RoutedExperts,
+    SamplingMask,
+    SpeculativeDecoding,
+    WeightVersionSpan,
+    sequence_end,
+)
 from tokenwire._status import error_from_status
 from tokenwire.v1 import multiplex_pb2 as pb
 
@@ -93,25 +100,15 @@ class MultiplexFinish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @classmethod
     def from_proto(cls, message: pb.MultiplexFinish) -> "MultiplexFinish":
         """Convert the contract's message."""
-        has = message.HasField
+        end = sequence_end(message)
+        end.setdefault("finish_reason", FinishReason.UNKNOWN)
         return cls(
             handle=message.handle,
             index=message.index,
-            # A finish ends the sequence, whatever reason it gives.
-            finish_reason=FinishReason.from_proto(message.finish_reason) or FinishReason.UNKNOWN,
-            stop_token_id=_wire.present(message, "stop_token_id"),
             last=message.last,
-            usage=Usage.from_proto(message.usage) if has("usage") else None,
-            timing=Timing.from_proto(message.timing) if has("timing") else None,
             cumulative_logprob=_wire.present(message, "cumulative_logprob"),
-            kv_transfer_params_json=_wire.present(message, "kv_transfer_params_json"),
-            ec_transfer_params_json=_wire.present(message, "ec_transfer_params_json"),
-            sampling_mask=SamplingMask.from_proto(message.sampling_mask) if has("sampling_mask") else None,
-            routed_experts=RoutedExperts.from_proto(message.routed_experts) if has("routed_experts") else None,
-            weight_versions=tuple(WeightVersionSpan.from_proto(span) for span in message.weight_versions),
-            speculative_decoding=(
-                SpeculativeDecoding.from_proto(message.speculative_decoding) if has("speculative_decoding") else None
-            ),
+            **end,
+            **request_end(message),
         )
 
 
