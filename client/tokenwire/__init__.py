@@ -1,4 +1,4 @@
-"""The client of a tokenwire server: token ids in, token ids out, over gRPC.
+"""Client of a tokenwire server: token ids in, token ids out, over gRPC.
 
     import tokenwire
 
@@ -8,7 +8,7 @@
             async for delta in deltas:
                 print(delta.token_ids)
 
-`Client` is the same without an event loop. Everything that is raised is a `TokenwireError`.
+`Client` is the same for code without an event loop. Every exception of the client is a `TokenwireError`.
 """
 
 from tokenwire._abort import AbortOutcome, AbortResult

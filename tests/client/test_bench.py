@@ -1,4 +1,4 @@
-"""`tokenwire bench` against a server that answers by script."""
+"""`tokenwire bench` against a scripted server."""
 
 import json
 import os
@@ -25,7 +25,7 @@ MODES = ["unary", "stream", "multiplex"]
 
 
 class Servicer:
-    """Answers every request with its max_tokens tokens, one by one; `on_request` may end it."""
+    """Responds to every request with max_tokens tokens, one by one. `on_request` may abort it."""
 
     def __init__(self) -> None:
         self.inputs: list[generation_pb2.GenerationInput] = []
@@ -291,9 +291,7 @@ def test_target_dies_in_the_middle(server: Running, mode: str) -> None:
 def test_too_long_for_the_model(server: Running) -> None:
     result = bench(server.address, "--prompt-tokens", "990", "--output-tokens", "5-11")
     assert result.exit_code == 2
-    assert (
-        result.stderr == "tokenwire: prompt and output of up to 1001 tokens do not fit this model's context of 1000\n"
-    )
+    assert result.stderr == "tokenwire: prompt and output of up to 1001 tokens exceed this model's context of 1000\n"
 
 
 @pytest.mark.parametrize("text", ["", "-", "0", "a", "3-", "5-3", "-5", "1.5"])

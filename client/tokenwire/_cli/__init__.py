@@ -1,1 +1,1 @@
-"""The sub-commands of `tokenwire`; `_command` is the entry point and imports them only where typer is installed."""
+"""The sub-commands of `tokenwire`. The entry point, `_command`, imports them, since they need typer."""

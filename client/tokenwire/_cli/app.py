@@ -10,7 +10,7 @@ from tokenwire._cli.run import EXIT_CODES
 from tokenwire._version import __version__
 
 
-def _print_version(requested: bool) -> None:  # noqa: FBT001  # typer calls it with the option's value
+def _print_version(requested: bool) -> None:  # noqa: FBT001  # typer passes the option's value
     if requested:
         typer.echo(f"tokenwire {__version__}")
         raise typer.Exit
@@ -22,16 +22,16 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run and call a gRPC engine for vLLM: token ids in, token ids out."""
+    """Serve and call a vLLM engine over gRPC: token ids in, token ids out."""
 
 
 app = typer.Typer(
     name="tokenwire",
     callback=_root,
     no_args_is_help=True,
-    # Boxes for people; plain lines for logs, pipes and scripts.
+    # Boxes on a terminal, plain lines for logs, pipes and scripts.
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
-    # Plain tracebacks: a server's log is no place for boxes.
+    # Plain tracebacks: they may end up in a log.
     pretty_exceptions_enable=False,
 )
 # `tokenwire serve` parses its arguments itself: most of them are vLLM's engine flags, and its --help lists both.

@@ -1,4 +1,4 @@
-"""`tokenwire health`: whether the server takes requests."""
+"""`tokenwire health`: whether the server accepts requests."""
 
 from typing import Annotated
 
@@ -13,13 +13,16 @@ from tokenwire._health import HealthStatus
 def health(
     *,
     server: Connect,
-    service: Annotated[str, typer.Option(metavar="NAME", help="Ask for one service, not the whole server.")] = "",
+    service: Annotated[str, typer.Option(metavar="NAME", help="Check one service, not the whole server.")] = "",
     wait: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Wait until requests are taken, at most so long.")
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Maximum number of seconds to wait until the server accepts requests."
+        ),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Most seconds for the answer.")] = 10.0,
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Deadline of the call.")] = 10.0,
 ) -> None:
-    """Tell whether the server takes requests: prints SERVING and exits with 0, or another status and 1."""
+    """Check whether the server accepts requests: prints SERVING and exits with 0, or another status and 1."""
 
     async def main() -> None:
         async with server() as client:

@@ -1,4 +1,4 @@
-"""`tokenwire info`: what the engine is and can do."""
+"""`tokenwire info`: the engine's model, limits, features and versions."""
 
 from typing import Annotated
 
@@ -14,9 +14,9 @@ from tokenwire._engine_info import EngineInfo
 def info(
     *,
     server: Connect,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, with all fields.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON with all fields.")] = False,
 ) -> None:
-    """Tell what the engine is and can do: model, limits, features, versions."""
+    """Print the engine's model, limits, features and versions."""
 
     async def main() -> None:
         async with server() as client:

@@ -1,4 +1,4 @@
-"""`tokenwire serve`: hand every argument to the server package."""
+"""`tokenwire serve`: passes all arguments to the server package."""
 
 import typer
 

@@ -1,1 +1,1 @@
-"""The Multiplex call from the caller's side: the call itself, and its two views, step by step and typed."""
+"""The caller's side of the Multiplex RPC: `call` is the call, `step_view` and `typed_view` are its two interfaces."""

@@ -1,4 +1,4 @@
-"""What one request of a Multiplex stream got and its reader has not taken yet."""
+"""The unread output of one request of a Multiplex stream."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from tokenwire._results import NO_USAGE, Delta, GenerateResult
 from tokenwire._sequence import SequenceOutput
 from tokenwire.v1.generation_pb2 import GenerationInput
 
-# The fields that a finish passes on: to its sequence's output, and the last one of a request to the answer.
+# The fields that a finish shares with its sequence's output, and the last finish of a request with its last delta.
 _SEQUENCE_FIELDS = [name for name in MultiplexFinish.__struct_fields__ if name in SequenceOutput.__struct_fields__]
 _REQUEST_FIELDS = [name for name in MultiplexFinish.__struct_fields__ if name in Delta.__struct_fields__]
 
 
 class MultiplexedSequence:
-    """A sequence's tokens since its reader's last look."""
+    """The unread output of one sequence."""
 
     __slots__ = ("finish", "index", "logprobs", "token_ids")
 
@@ -31,37 +31,37 @@ class MultiplexedSequence:
         self.finish: MultiplexFinish | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is anything new."""
+        """Whether there is unread output."""
         return bool(self.token_ids) or self.finish is not None
 
     def add(self, token_ids: list[int], logprobs: Logprobs | None) -> None:
-        """Take new tokens. Raises ValueError."""
+        """Add new tokens. Raises ValueError if `top_k` differs from the unread log probabilities'."""
         self.token_ids += token_ids
         held = self.logprobs
         if held is None or logprobs is None:
             self.logprobs = held or logprobs
             return
         if held.top_k != logprobs.top_k:
-            raise ValueError("the number of a sequence's further ids has changed")
-        # Nobody else has these lists.
+            raise ValueError("top_k of a sequence has changed")
+        # The lists belong to this object alone.
         held.logprobs.extend(logprobs.logprobs)
         held.ranks.extend(logprobs.ranks)
         held.top_token_ids.extend(logprobs.top_token_ids)
         held.top_logprobs.extend(logprobs.top_logprobs)
 
     def take(self) -> SequenceOutput:
-        """Hand out what is new."""
+        """Return the unread output and clear it."""
         token_ids, self.token_ids = self.token_ids, []
         logprobs, self.logprobs = self.logprobs, None
         finish, self.finish = self.finish, None
         if finish is None:
             return SequenceOutput(index=self.index, token_ids=token_ids, logprobs=logprobs)
-        logprobs = _with_sum(logprobs, finish.cumulative_logprob)
+        logprobs = _with_cumulative(logprobs, finish.cumulative_logprob)
         return SequenceOutput(token_ids=token_ids, logprobs=logprobs, **_fields(finish, _SEQUENCE_FIELDS))
 
 
 class MultiplexedRequest:
-    """What one request got, until its reader takes it. Nothing here happens for each token, unless the reader waits."""
+    """The unread output of one request. Nothing here runs per token, except while the reader waits."""
 
     __slots__ = (
         "_backpressure",
@@ -85,14 +85,14 @@ class MultiplexedRequest:
 
     def __init__(self, message: GenerationInput, backpressure: Backpressure) -> None:
         self.handle = 0
-        """The request's number on the wire, once it has one."""
+        """The request's handle, set when it is submitted."""
         self.request_id = message.request_id
         self.first = MultiplexedSequence(0)
-        """The sequence with the index 0."""
+        """The sequence with index 0."""
         self.waiter: asyncio.Future[None] | None = None
-        """Set while the reader waits for news; then call `wake`."""
+        """The future that the reader awaits; None if it does not wait. `wake` completes it."""
         self.has_ended = False
-        """Whether nothing more will come."""
+        """Whether the request has ended: nothing more arrives."""
         self._sequences = {0: self.first}
         self._backpressure = backpressure
         self._loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class MultiplexedRequest:
         self._is_whole = True
         self._is_plain = False
         self._prompt_length = len(message.prompt_token_ids)
-        # The server's echo would be what it was sent, so the contract of Multiplex has none.
+        # Multiplex has no field for the prompt: the client has it already.
         self._prompt_token_ids = list(message.prompt_token_ids) if message.return_prompt_token_ids else None
         self._parts: list[PromptLogprobs] = []
         params = message.sampling_params
@@ -110,17 +110,17 @@ class MultiplexedRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing has been taken yet."""
+        """Whether nothing has been read yet."""
         return self._is_whole
 
     @property
     def num_unread(self) -> int:
-        """Number of tokens and prompt positions to take."""
+        """Number of unread tokens and prompt positions."""
         tokens = sum([len(sequence.token_ids) for sequence in self._sequences.values()])
         return tokens + sum([len(part.logprobs) for part in self._parts])
 
     def sequence(self, index: int) -> MultiplexedSequence:
-        """Give a sequence."""
+        """Return a sequence."""
         sequence = self._sequences.get(index)
         if sequence is None:
             sequence = self._sequences[index] = MultiplexedSequence(index)
@@ -128,15 +128,15 @@ class MultiplexedRequest:
         return sequence
 
     def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
-        """Take a part of the prompt's log probabilities."""
+        """Add a part of the prompt log probabilities."""
         self._parts.append(part)
-        # The scores of given ids have no length of their own; they come with the last part.
+        # The scores of requested token ids arrive with the last part, without a length to check.
         if part.token_id_logprobs or part.offset + len(part.logprobs) >= self._prompt_length:
             self._parts_missing = False
             self.wake()
 
     def finish(self, finish: MultiplexFinish) -> None:
-        """Take the end of a sequence."""
+        """Add the finish of a sequence."""
         self.sequence(finish.index).finish = finish
         if finish.last:
             self._last = finish
@@ -144,12 +144,12 @@ class MultiplexedRequest:
         self.wake()
 
     def fail(self, error: Callable[[], TokenwireError]) -> None:
-        """Take the end of the request by an error."""
+        """End the request with an error."""
         self._error = error
         self._end()
 
     def drop(self) -> None:
-        """Forget all, and end the wait of a reader."""
+        """Drop the unread output and end a reader's wait."""
         self._backpressure.tokens_read(self.num_unread)
         self._sequences = {0: MultiplexedSequence(0)}
         self.first = self._sequences[0]
@@ -159,19 +159,19 @@ class MultiplexedRequest:
         self._end()
 
     def take_error(self) -> TokenwireError | None:
-        """Give what ended the request, once."""
+        """Return the error that ended the request, once."""
         error, self._error = self._error, None
         return None if error is None else error()
 
     def error(self) -> TokenwireError | None:
-        """Give what ended the request."""
+        """Return the error that ended the request; None without an error."""
         return None if self._error is None else self._error()
 
     def take_delta(self) -> Delta | None:
-        """Hand out what is new; None where nothing is. The first waits for all of the prompt's log probabilities."""
+        """Return the unread output; None if there is none. The first delta waits for all prompt log probabilities."""
         first = self.first
         if self._is_plain and first.finish is None and first.logprobs is None:
-            # The bulk of a stream.
+            # Most deltas have only tokens.
             token_ids = first.token_ids
             if not token_ids:
                 return None
@@ -183,34 +183,34 @@ class MultiplexedRequest:
         return Delta(**self._take())
 
     def take_result(self) -> GenerateResult:
-        """Hand out the whole request, which has ended without an error."""
+        """Return the whole output of a request that has ended without an error."""
         fields = self._take()
         fields["usage"] = fields.get("usage") or NO_USAGE
         return GenerateResult(**fields)
 
-    def news(self) -> asyncio.Future[None]:
-        """Give a future that is done when there may be something to take. Whoever stops waiting calls `drop`."""
+    def readable(self) -> asyncio.Future[None]:
+        """Return a future that completes when there may be unread output. A caller that stops waiting calls `drop`."""
         waiter = self.waiter = self._wait()
         return waiter
 
-    def end(self) -> asyncio.Future[None]:
-        """Give a future that is done when the request has ended. Whoever stops waiting calls `drop`."""
+    def ended(self) -> asyncio.Future[None]:
+        """Return a future that completes when the request has ended. A caller that stops waiting calls `drop`."""
         waiter = self._end_waiter = self._wait()
         return waiter
 
     def wake(self) -> None:
-        """Wake a reader that waits for news."""
+        """Wake a waiting reader."""
         waiter = self.waiter
         if waiter is not None:
             self.waiter = None
-            # Here rather than in the reader's task, which runs later: it does not wait any more.
+            # Not in the reader's task, which runs later: from here on the reader does not wait.
             self._backpressure.reader_resumes()
-            if not waiter.done():  # it may be cancelled
+            if not waiter.done():  # it may have been cancelled
                 waiter.set_result(None)
 
     def _wait(self) -> asyncio.Future[None]:
         if self.waiter is not None or self._end_waiter is not None:
-            raise RuntimeError("another task reads this stream")
+            raise RuntimeError("another task is reading this stream")
         self._backpressure.reader_waits()
         return self._loop.create_future()
 
@@ -221,17 +221,17 @@ class MultiplexedRequest:
         self.wake()
 
     def _take(self) -> dict[str, Any]:
-        """Hand out what a delta and a result have in common."""
+        """Return the unread fields of a delta or a result and clear them."""
         self._backpressure.tokens_read(self.num_unread)
         parts, self._parts = self._parts, []
         prompt_token_ids, self._prompt_token_ids = self._prompt_token_ids, None
         self._is_whole = False
-        # From here on a request with one sequence has only tokens until its finish, unless there are log probabilities.
+        # After this, a request with one sequence has only tokens and log probabilities until its finish.
         self._is_plain = len(self._sequences) == 1
         return {
             "request_id": self.request_id,
             "outputs": [sequence.take() for _, sequence in sorted(self._sequences.items()) if sequence],
-            "prompt_logprobs": _put_together(parts) if parts else None,
+            "prompt_logprobs": _merged(parts) if parts else None,
             "prompt_token_ids": prompt_token_ids,
             **({} if self._last is None else _fields(self._last, _REQUEST_FIELDS)),
         }
@@ -241,14 +241,14 @@ def _fields(finish: MultiplexFinish, names: list[str]) -> dict[str, Any]:
     return {name: getattr(finish, name) for name in names}
 
 
-def _with_sum(logprobs: Logprobs | None, cumulative_logprob: float | None) -> Logprobs | None:
+def _with_cumulative(logprobs: Logprobs | None, cumulative_logprob: float | None) -> Logprobs | None:
     if cumulative_logprob is None:
         return logprobs
     logprobs = logprobs or Logprobs(logprobs=[], ranks=[], top_token_ids=[], top_logprobs=[])
     return msgspec.structs.replace(logprobs, cumulative_logprob=cumulative_logprob)
 
 
-def _put_together(parts: list[PromptLogprobs]) -> PromptLogprobs:
+def _merged(parts: list[PromptLogprobs]) -> PromptLogprobs:
     parts = sorted(parts, key=lambda part: part.offset)
     return PromptLogprobs(
         offset=parts[0].offset,

@@ -1,4 +1,4 @@
-"""A Multiplex stream as a typed stream for each request."""
+"""The typed view of a Multiplex stream: a stream of deltas per request."""
 
 import asyncio
 import contextlib
@@ -19,27 +19,41 @@ from tokenwire._results import Delta, GenerateResult
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._wire import invalid
 
+# About 10 MB: a token id takes 36 bytes as an int in a list.
 DEFAULT_MAX_BUFFERED_TOKENS = 262_144
 
 
 class Multiplex:
-    """Many requests on one stream, each with a typed stream of its own.
+    """Many requests on one stream, each read as a stream of deltas.
 
-    Use it with `async with`; leaving the block ends what is still open, on the server too. What has ended by then can
-    still be read. Where the connection breaks or the call ends, each open stream raises an error of its own, once.
+    Use it in an `async with` block; leaving the block aborts the requests in flight on the server. Output that has
+    arrived by then can still be read. If the connection breaks or the call ends, the stream of each request in flight
+    raises its own exception, once.
 
-    Slow readers: while more than `max_buffered_tokens` tokens wait to be read and nobody waits for more, nothing is
-    taken from the connection, so that the server merges steps; it ends a stream that stands still for too long with
-    SlowReaderError. While somebody waits, in a stream without news, in `result()` or in `drain()`, messages are taken
-    in spite of the limit, since the awaited one may lie behind others. So no order of reading blocks for ever, and what
-    is held is at most what the open requests may generate.
+    Backpressure: while more than `max_buffered_tokens` tokens are unread and nobody waits for more, no messages are
+    read from the connection, and the server merges steps. It ends a stream that is not read for too long with
+    SlowReaderError. While a task waits, for the next delta of a stream, in `result()` or in `drain()`, messages are
+    read regardless of the limit, since the awaited one may be behind others. So reading in any order never deadlocks,
+    and the memory is bounded by what the requests in flight may generate.
 
-    Submits wait in memory until the connection takes them: to bound that is up to who submits.
+    Submits are queued in memory until they are sent. Bounding their number is up to the caller.
     """
 
     def __init__(
         self, connection: Connection, timeout: float | None, metadata: Metadata | None, max_buffered_tokens: int
     ) -> None:
+        """Make a stream, which `async with` opens.
+
+        Args:
+            connection: the connection to the server.
+            timeout: gRPC deadline of the whole stream, in seconds. None: no deadline.
+            metadata: metadata of the stream, sent after the client's own. None: nothing is added.
+            max_buffered_tokens: number of unread tokens above which the connection is not read, at least 1.
+
+        Raises:
+            InvalidArgumentError: `max_buffered_tokens` is below 1.
+
+        """
         if max_buffered_tokens < 1:
             raise invalid(FieldViolation("max_buffered_tokens", f"must be at least 1, not {max_buffered_tokens}"))
         self._call = MultiplexCall(connection, timeout, metadata)
@@ -54,11 +68,22 @@ class Multiplex:
         sampling_params: SamplingParams | None = None,
         **options: Unpack[GenerationOptions],
     ) -> "MultiplexedStream":
-        """Start a request and give its stream, without waiting. The arguments are those of `AsyncClient.generate`.
+        """Start a request and return its stream, without waiting.
 
-        Raises InvalidArgumentError and ResourceExhaustedError for what cannot be sent, ClientClosedError outside of
-        the block and after `done_submitting`, and what ended the call where it has ended. What the server refuses is
-        raised by the stream.
+        Args:
+            prompt_token_ids: token ids of the prompt, at least one, each in the model's vocabulary.
+            sampling_params: how to sample. None: the model's defaults.
+            **options: fields of `GenerationOptions`, `request_id` and `max_time` for example.
+
+        Returns:
+            The request's stream, which raises what the server refuses.
+
+        Raises:
+            InvalidArgumentError: a value cannot be encoded.
+            ResourceExhaustedError: the request exceeds `max_send_message_bytes`.
+            ClientClosedError: the block has not been entered or has been left, or `done_submitting` was called.
+            TokenwireError: the error that ended the call.
+
         """
         message = generation_input(prompt_token_ids, sampling_params, **options)
         request = MultiplexedRequest(message, self._backpressure)
@@ -67,11 +92,11 @@ class Multiplex:
         return MultiplexedStream(request, self._abort, self._leave)
 
     def done_submitting(self) -> None:
-        """Take no more submits; the server ends the call after the last request. Aborts are still sent."""
+        """Accept no more submits. The server ends the call after the last request. Aborts are still sent."""
         self._call.done_submitting()
 
     async def drain(self) -> None:
-        """Take no more submits, and wait until all requests have ended. Raises what ended the call before that."""
+        """Accept no more submits and wait until all requests have ended. Raises the error that ended the call early."""
         if self._reader is None:
             raise self._call.error()
         self._call.done_submitting()
@@ -93,35 +118,35 @@ class Multiplex:
     ) -> None:
         await self._call.close()
         if self._reader is not None:
-            self._reader.cancel()  # it may wait for room
+            self._reader.cancel()  # it may be paused by backpressure
             await asyncio.wait([self._reader])
             if not self._reader.cancelled():
                 self._reader.result()
 
     async def _read(self) -> None:
-        """Bring what comes to the requests, until the call ends."""
+        """Dispatch the steps to the requests until the call ends."""
         try:
             while (step := await self._call.next_step()) is not None:
-                self._bring(step)
+                self._dispatch(step)
                 if self._backpressure.is_paused:
                     await self._backpressure.wait_until_resumed()
         except TokenwireError:
-            pass  # each request gives an error of its own
+            pass  # each request raises its own exception, see below
         except ValueError as error:
             self._call.end(partial(InternalError, f"the server sent a step that breaks the contract: {error}"))
         finally:
-            self._call.end(partial(InternalError, "the multiplex has ended by a bug in the client"))
+            self._call.end(partial(InternalError, "the multiplex ended because of a bug in the client"))
             self._has_failed = bool(self._requests)
             for request in self._requests.values():
                 request.fail(self._call.error)
             self._requests.clear()
 
-    def _bring(self, step: MultiplexStep) -> None:
-        """Bring what a step tells to the requests; those that were left are no longer there. Raises ValueError."""
+    def _dispatch(self, step: MultiplexStep) -> None:
+        """Dispatch a step to its requests, except those that were left. Raises ValueError for an invalid step."""
         requests = self._requests
         num_tokens = 0
         if not step.indexes and not step.token_counts and step.logprobs is None:
-            # The bulk of a stream; this loop is what a token costs.
+            # Most steps are like this; the cost per token is that of this loop.
             for handle, token_id in zip(step.handles, step.token_ids, strict=True):
                 request = requests.get(handle)
                 if request is not None:
@@ -140,7 +165,7 @@ class Multiplex:
         if part is not None and part.handle in requests:
             num_tokens += len(part.prompt_logprobs.logprobs)
             requests[part.handle].add_prompt_logprobs(part.prompt_logprobs)
-        # Counted before the readers run: they take what is there by then.
+        # Counted before the readers run, which read everything that has arrived by then.
         self._backpressure.unread_tokens += num_tokens
         for finish in step.finished:
             request = requests.pop(finish.handle, None) if finish.last else requests.get(finish.handle)
@@ -156,7 +181,7 @@ class Multiplex:
             self._call.abort([request.handle])
 
     def _leave(self, request: MultiplexedRequest) -> None:
-        """Forget a request, and end it on the server if it still runs."""
+        """Forget a request, and abort it on the server unless it has ended."""
         self._abort(request)
         if self._requests.get(request.handle) is request:
             del self._requests[request.handle]
@@ -164,14 +189,15 @@ class Multiplex:
 
 
 class MultiplexedStream(AsyncIterator[Delta]):
-    """The deltas of one request of a `Multiplex`, or its result. Leaving it early ends the request on the server.
+    """The deltas of one request of a `Multiplex`, or its result. Leaving it early aborts the request on the server.
 
-    `async with` is the form that is guaranteed; `aclose()`, cancelling the task that reads and dropping the object end
-    the request too, as with `AsyncDeltaStream`. The other requests go on. For one reader at a time.
+    As with `AsyncDeltaStream`, the request is aborted when its `async with` block is left, by `aclose()` and by
+    cancelling the task that reads, and otherwise when the stream object is garbage-collected. The other requests are
+    not affected. Only one task may read at a time.
 
-    A delta holds all that has come since the one before. Where prompt log probabilities were asked for, the first delta
-    waits for all of them. A sequence's sampling mask comes whole, with its finish, and the sum of its log probabilities
-    with the finish only.
+    A delta has everything that has arrived since the previous one. If prompt log probabilities were requested, the
+    first delta waits for all of them. A sequence's sampling mask arrives as a whole with its finish, and so does the
+    cumulative log probability.
     """
 
     def __init__(
@@ -180,10 +206,18 @@ class MultiplexedStream(AsyncIterator[Delta]):
         abort: Callable[[MultiplexedRequest], None],
         leave: Callable[[MultiplexedRequest], None],
     ) -> None:
+        """Make the stream of a request that has been submitted.
+
+        Args:
+            request: the request.
+            abort: aborts the request on the server.
+            leave: also drops its unread output.
+
+        """
         self.request_id = request.request_id
         """The request's id, for `AsyncClient.abort`."""
         self.handle = request.handle
-        """The request's number on the wire, another request's after the end."""
+        """The request's handle. It is reused by another request after the end."""
         self._request = request
         self._result: GenerateResult | None = None
         self._abort = abort
@@ -191,26 +225,26 @@ class MultiplexedStream(AsyncIterator[Delta]):
         self._loop = asyncio.get_running_loop()
 
     def abort(self) -> None:
-        """Abort the request, without waiting: the stream ends with ABORT, after the tokens so far."""
+        """Abort the request without waiting. The stream ends with ABORT after the tokens generated so far."""
         self._abort(self._request)
 
     async def result(self) -> GenerateResult:
-        """Wait for the end and give the whole answer. Costs the caller less than reading deltas.
+        """Wait for the end and return the complete output. Takes less CPU time than reading deltas.
 
-        Raises what `__anext__` raises, and RuntimeError where deltas were read before.
+        Raises StatusError, UnreachableError, ClientClosedError, and RuntimeError if deltas have been read.
         """
         request = self._request
         if self._result is None:
             if not request.is_whole:
-                raise RuntimeError("deltas were read, or the stream was left: the result is no longer whole")
+                raise RuntimeError("the result is incomplete: deltas were read, or the stream was left")
             if not request.has_ended:
                 try:
-                    await request.end()
+                    await request.ended()
                 except asyncio.CancelledError:
                     self._leave(request)
                     raise
                 if not request.is_whole:
-                    raise ClientClosedError("the stream was closed while its result was awaited")
+                    raise ClientClosedError("the stream was closed while a task waited for its result")
             error = request.error()
             if error is not None:
                 raise error
@@ -221,21 +255,21 @@ class MultiplexedStream(AsyncIterator[Delta]):
         return self
 
     async def __anext__(self) -> Delta:
-        """Give the next delta. Raises StatusError, UnreachableError and ClientClosedError."""
+        """Return the next delta. Raises StatusError, UnreachableError and ClientClosedError."""
         request = self._request
         while (delta := request.take_delta()) is None:
             if request.has_ended:
                 error = request.take_error()
                 raise StopAsyncIteration if error is None else error
             try:
-                await request.news()
+                await request.readable()
             except asyncio.CancelledError:
                 self._leave(request)
                 raise
         return delta
 
     async def aclose(self) -> None:
-        """End the request, if it still runs, and forget what was not read. A read in another task ends there."""
+        """Abort the request unless it has ended, and drop unread output. A task that is reading stops iterating."""
         self._leave(self._request)
 
     async def __aenter__(self) -> Self:
@@ -247,7 +281,7 @@ class MultiplexedStream(AsyncIterator[Delta]):
         self._leave(self._request)
 
     def __del__(self) -> None:
-        # Garbage may be collected in any thread; a loop that is closed has ended its calls.
+        # The garbage collector may run in any thread. RuntimeError: the loop is closed, and its calls have ended.
         request = self._request
         if not request.has_ended or request.num_unread:
             with contextlib.suppress(RuntimeError):
