@@ -30,8 +30,6 @@ from enum import IntEnum
 
 import msgspec
 
-from tokenwire._contract import Reason
-
 
 class StatusCode(IntEnum):
     """gRPC status codes, with their numbers on the wire."""
@@ -241,60 +239,3 @@ class InternalError(StatusError):
 
 class RequestFailedError(InternalError):
     """The engine failed this request. Other requests are not affected."""
-
-
-CLASS_OF_CODE: dict[StatusCode, type[StatusError]] = {
-    StatusCode.OK: StatusError,  # never an error
-    StatusCode.CANCELLED: CallCancelledError,
-    StatusCode.UNKNOWN: InternalError,
-    StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
-    StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
-    StatusCode.NOT_FOUND: NotFoundError,
-    StatusCode.ALREADY_EXISTS: AlreadyExistsError,
-    StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
-    StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
-    StatusCode.ABORTED: StatusError,  # not used by tokenwire
-    StatusCode.OUT_OF_RANGE: InvalidArgumentError,
-    StatusCode.UNIMPLEMENTED: UnimplementedError,
-    StatusCode.INTERNAL: InternalError,
-    StatusCode.UNAVAILABLE: UnavailableError,
-    StatusCode.DATA_LOSS: InternalError,
-    StatusCode.UNAUTHENTICATED: UnauthenticatedError,
-}
-
-CLASS_OF_REASON: dict[str, type[StatusError]] = {
-    Reason.QUEUE_FULL: OverloadedError,
-    Reason.QUEUED_TOKENS_LIMIT: OverloadedError,
-    Reason.ENGINE_DEAD: EngineDeadError,
-    Reason.MESSAGE_TOO_LARGE: MessageTooLargeError,
-    Reason.SLOW_READER: SlowReaderError,
-    Reason.REQUEST_FAILED: RequestFailedError,
-}
-
-
-def status_error(
-    code: StatusCode,
-    message: str,
-    *,
-    reason: str = "",
-    field_violations: Sequence[FieldViolation] = (),
-    retry_delay: float | None = None,
-) -> StatusError:
-    """Make the exception of a status, of the class of its reason if there is one, else of its code.
-
-    Args:
-        code: the gRPC status code.
-        message: what happened and what to do, for people.
-        reason: one of `tokenwire.Reason`. "": unknown.
-        field_violations: the invalid fields of the request.
-        retry_delay: seconds to wait before a retry on the same server. None: a retry there does not help.
-
-    Returns:
-        The exception.
-
-    """
-    of_code = CLASS_OF_CODE[code]
-    of_reason = CLASS_OF_REASON.get(reason, of_code)
-    chosen = of_reason if issubclass(of_reason, of_code) else of_code
-    return chosen(message, code=code, reason=reason, field_violations=field_violations, retry_delay=retry_delay)

@@ -1,18 +1,98 @@
 """Converts gRPC statuses and their google.rpc details into the client's exceptions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from tokenwire._contract import ERROR_DOMAIN
-from tokenwire._errors import FieldViolation, StatusCode, StatusError, TokenwireError, UnreachableError, status_error
+from tokenwire._contract import ERROR_DOMAIN, Reason
+from tokenwire._errors import (
+    AlreadyExistsError,
+    CallCancelledError,
+    DeadlineExceededError,
+    EngineDeadError,
+    FailedPreconditionError,
+    FieldViolation,
+    InternalError,
+    InvalidArgumentError,
+    MessageTooLargeError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    RequestFailedError,
+    ResourceExhaustedError,
+    SlowReaderError,
+    StatusCode,
+    StatusError,
+    TokenwireError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+    UnreachableError,
+)
 from tokenwire._wire import present_seconds, seconds
 from tokenwire.v1.error_pb2 import ErrorStatus
 
 # Parsed here and not by grpcio-status, whose releases require the protobuf version that they were generated with.
 _DETAILS_KEY = "grpc-status-details-bin"
+
+CLASS_OF_CODE: dict[StatusCode, type[StatusError]] = {
+    StatusCode.OK: StatusError,  # never an error
+    StatusCode.CANCELLED: CallCancelledError,
+    StatusCode.UNKNOWN: InternalError,
+    StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
+    StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    StatusCode.NOT_FOUND: NotFoundError,
+    StatusCode.ALREADY_EXISTS: AlreadyExistsError,
+    StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
+    StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
+    StatusCode.ABORTED: StatusError,  # not used by tokenwire
+    StatusCode.OUT_OF_RANGE: InvalidArgumentError,
+    StatusCode.UNIMPLEMENTED: UnimplementedError,
+    StatusCode.INTERNAL: InternalError,
+    StatusCode.UNAVAILABLE: UnavailableError,
+    StatusCode.DATA_LOSS: InternalError,
+    StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+}
+
+CLASS_OF_REASON: dict[str, type[StatusError]] = {
+    Reason.QUEUE_FULL: OverloadedError,
+    Reason.QUEUED_TOKENS_LIMIT: OverloadedError,
+    Reason.ENGINE_DEAD: EngineDeadError,
+    Reason.MESSAGE_TOO_LARGE: MessageTooLargeError,
+    Reason.SLOW_READER: SlowReaderError,
+    Reason.REQUEST_FAILED: RequestFailedError,
+}
+
+
+def status_error(
+    code: StatusCode,
+    message: str,
+    *,
+    reason: str = "",
+    field_violations: Sequence[FieldViolation] = (),
+    retry_delay: float | None = None,
+) -> StatusError:
+    """Make the exception of a status, of the class of its reason if there is one, else of its code.
+
+    Args:
+        code: the gRPC status code.
+        message: what happened and what to do, for people.
+        reason: one of `tokenwire.Reason`. "": unknown.
+        field_violations: the invalid fields of the request.
+        retry_delay: seconds to wait before a retry on the same server. None: a retry there does not help.
+
+    Returns:
+        The exception.
+
+    """
+    of_code = CLASS_OF_CODE[code]
+    of_reason = CLASS_OF_REASON.get(reason, of_code)
+    chosen = of_reason if issubclass(of_reason, of_code) else of_code
+    return chosen(message, code=code, reason=reason, field_violations=field_violations, retry_delay=retry_delay)
 
 
 def error_from_call(error: grpc.aio.AioRpcError, target: str) -> TokenwireError:

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 import tokenwire
 from tokenwire import Reason, StatusCode
-from tokenwire._errors import CLASS_OF_CODE, CLASS_OF_REASON, status_error
+from tokenwire._status import CLASS_OF_CODE, CLASS_OF_REASON, status_error
 
 Serve = Callable[..., Awaitable[str]]
 
