@@ -95,6 +95,21 @@ class Connection:
         channel_options: Sequence[tuple[str, str | int]] = (),
         **settings: Unpack[ChannelSettings],
     ) -> None:
+        """Make a connection, which the first call opens.
+
+        Args:
+            target: the server's address: host:port, a gRPC name, or unix:/path.
+            credentials: see `ClientOptions`.
+            token: see `ClientOptions`.
+            metadata: see `ClientOptions`.
+            channel_options: see `ClientOptions`.
+            **settings: fields of `ChannelSettings`.
+
+        Raises:
+            ValueError: the target is empty or a URL.
+            InvalidArgumentError: the metadata cannot be sent.
+
+        """
         self.target = _channel.check_target(target)
         self.closed = False
         self._credentials = credentials

@@ -79,11 +79,11 @@ class CallCarrier:
     async def generate(
         self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]
     ) -> GenerateResult:
-        """Run a request and return its result."""
+        """Run a request and return its result; see `Carrier.generate`."""
         return await self._client.generate(prompt, params, **options)
 
     def start(self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]) -> Started:
-        """Start a request."""
+        """Start a request; see `Carrier.start`."""
         deltas = self._client.stream(prompt, params, **options)
         return Started(deltas, lambda: self._client.abort([deltas.request_id]))
 
@@ -97,11 +97,11 @@ class MultiplexCarrier:
     async def generate(
         self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]
     ) -> GenerateResult:
-        """Run a request and return its result."""
+        """Run a request and return its result; see `Carrier.generate`."""
         return await self._multiplex.submit(prompt, params, **options).result()
 
     def start(self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]) -> Started:
-        """Start a request."""
+        """Start a request; see `Carrier.start`."""
         deltas = self._multiplex.submit(prompt, params, **options)
 
         async def abort() -> None:
