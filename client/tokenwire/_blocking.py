@@ -155,7 +155,7 @@ class Client:
         timeout: float | None = None,
         metadata: Metadata | None = None,
     ) -> list[AbortResult]:
-        """Abort requests by id and return when the engine has dropped them; see `AsyncClient.abort`.
+        """Abort requests by id and return when the engine has aborted them; see `AsyncClient.abort`.
 
         Args:
             request_ids: the requests' ids, 1 to 10,000.

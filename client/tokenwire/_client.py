@@ -178,7 +178,7 @@ class AsyncClient:
         timeout: float | None = None,
         metadata: Metadata | None = None,
     ) -> list[AbortResult]:
-        """Abort requests by id, from any connection, and return when the engine has dropped them. Safe to repeat.
+        """Abort requests by id, from any connection, and return when the engine has aborted them. Safe to repeat.
 
         Args:
             request_ids: the requests' ids, 1 to 10,000. An empty list is an error, never "all".

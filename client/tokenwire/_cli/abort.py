@@ -21,7 +21,7 @@ def abort(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Abort requests and return when the engine has dropped them.
+    """Abort requests and return when the engine has aborted them.
 
     Prints each id with its outcome: ABORTED, ALREADY_FINISHED, REMEMBERED or NOT_FOUND. Exits with 1 if an id was not
     found.
