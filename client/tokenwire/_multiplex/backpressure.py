@@ -7,7 +7,8 @@ class Backpressure:
     """Counts the unread tokens of all requests and pauses the connection while they are over the limit.
 
     The requests share the connection, so the token that one reader waits for may arrive behind another's. The limit
-    therefore applies only while no reader waits: the tokens of a request are bounded by its max_tokens, a deadlock is not.
+    therefore applies only while no reader waits. The tokens of a request are bounded by its max_tokens; a deadlock
+    would last.
     """
 
     def __init__(self, max_unread_tokens: int) -> None:
