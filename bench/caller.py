@@ -18,7 +18,7 @@ from bench import contenders
 from bench.cases import Case
 from bench.contenders.base import CancellingContender, Contender
 from bench.measure import MemoryGrowth, Received, Sample, sample
-from tokenwire._bench._usage import cpu_seconds, resident_bytes
+from tokenwire._bench.process_usage import cpu_seconds, resident_bytes
 
 ANSWER_PREFIX = "answer: "
 """Distinguishes answers from the lines that vLLM writes to stdout."""

@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from bench.cases import EOS, VOCABULARY, Case
-from tokenwire._bench._recording import percentile
+from tokenwire._bench.recording import percentile
 from tokenwire_server.simulated_device.formula import expected_tokens
 
 _MS = 1e3

@@ -15,7 +15,7 @@ from bench.contenders import CONTENDERS
 from bench.deployment import Deployment
 from bench.processes import BenchError, Caller, Server
 from bench.results import HealthLatency, Measurement, Results, server_us, this_machine
-from tokenwire._bench._recording import percentile
+from tokenwire._bench.recording import percentile
 
 _WARM_UP_TOKENS = 24
 _WARM_UP_SEED = 1_000

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tokenwire.cli import app
+from tokenwire._cli.app import app
 from tokenwire_server.demo_model import (
     MANIFEST,
     Build,

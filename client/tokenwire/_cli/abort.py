@@ -1,29 +1,30 @@
-"""`tokenwire abort`: end requests by their ids."""
+"""`tokenwire abort`: abort requests by id."""
 
 from typing import Annotated
 
 import typer
 
 from tokenwire._abort import AbortOutcome
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._output import print_json
-from tokenwire.cli._run import FAILED, run
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.output import print_json
+from tokenwire._cli.run import FAILED, run
 
 
 @with_options("server", connect)
 def abort(
-    request_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The requests' ids.")],
+    request_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the requests.")],
     *,
     server: Connect,
     remember: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Also end requests with these ids that arrive within so long."),
+        typer.Option(metavar="SECONDS", help="Also abort requests with unknown ids that arrive within this time."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Abort requests, and return when the engine has let go of them.
+    """Abort requests and return when the engine has aborted them.
 
-    Prints each id with ABORTED, ALREADY_FINISHED, REMEMBERED or NOT_FOUND, and exits with 1 if one was not found.
+    Prints each id with its outcome: ABORTED, ALREADY_FINISHED, REMEMBERED or NOT_FOUND. Exits with 1 if an id was not
+    found.
     """
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Options that several sub-commands have, and what they make of them."""
+"""Options that several sub-commands share."""
 
 import functools
 import inspect
@@ -16,10 +16,10 @@ from tokenwire._sampling_params import SamplingParams
 
 
 class Connect(Protocol):
-    """Makes a client of the server that the options name, or of another one with the same options."""
+    """Makes a client of the server given by the options, or of another server with the same options."""
 
     def __call__(self, target: str | None = None) -> AsyncClient:
-        """Make a client. `target` None means that of the options."""
+        """Make a client. `target` None: that of the options."""
         ...
 
 
@@ -41,12 +41,12 @@ def connect(
             envvar="TOKENWIRE_TOKEN",
             show_envvar=True,
             metavar="TOKEN",
-            help="Bearer token; the variable hides it from the process list.",
+            help="Bearer token; use the variable to keep it out of the process list.",
             rich_help_panel=_SERVER,
         ),
     ] = None,
     tls: Annotated[
-        bool, typer.Option("--tls", help="Use TLS; the file options imply it.", rich_help_panel=_SERVER)
+        bool, typer.Option("--tls", help="Use TLS; implied by the options for certificates.", rich_help_panel=_SERVER)
     ] = False,
     ca_cert: Annotated[
         Path | None,
@@ -54,22 +54,26 @@ def connect(
             exists=True,
             dir_okay=False,
             metavar="FILE",
-            help="Certificates to trust, in place of the system's.",
+            help="CA certificates to trust in place of the system's.",
             rich_help_panel=_SERVER,
         ),
     ] = None,
     client_cert: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, metavar="FILE", help="Certificate of this client.", rich_help_panel=_SERVER
-        ),
+        typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Client certificate.", rich_help_panel=_SERVER),
     ] = None,
     client_key: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Its private key.", rich_help_panel=_SERVER),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Private key of the client certificate.",
+            rich_help_panel=_SERVER,
+        ),
     ] = None,
 ) -> Connect:
-    """Read the options of the connection."""
+    """Make clients from the connection options. Raises typer.BadParameter."""
     if (client_cert is None) != (client_key is None):
         raise typer.BadParameter("--client-cert and --client-key go together")
     credentials = None
@@ -93,27 +97,30 @@ def connect(
 def sampling_params(
     *,
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
+        int | None, typer.Option(metavar="N", help="Maximum number of tokens to generate.", rich_help_panel=_SAMPLING)
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="X", help="Randomness; 0 is greedy.", rich_help_panel=_SAMPLING)
+        float | None, typer.Option(metavar="X", help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(metavar="X", help="Probability mass to consider.", rich_help_panel=_SAMPLING)
+        float | None,
+        typer.Option(
+            metavar="X", help="Cumulative probability of the tokens to sample from.", rich_help_panel=_SAMPLING
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Seed of the random numbers.", rich_help_panel=_SAMPLING)
+        int | None, typer.Option(metavar="N", help="Seed of the random number generator.", rich_help_panel=_SAMPLING)
     ] = None,
     params: Annotated[
         str | None,
         typer.Option(
             metavar="JSON",
-            help='Any fields of SamplingParams: \'{"min_tokens": 4, "logprobs": 2}\'.',
+            help='Other fields of SamplingParams: \'{"min_tokens": 4, "logprobs": 2}\'.',
             rich_help_panel=_SAMPLING,
         ),
     ] = None,
 ) -> SamplingParams:
-    """Read the options of sampling; what is not named is the model's default."""
+    """Make the sampling parameters from the options. Raises typer.BadParameter."""
     named = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     try:
         fields = {} if params is None else msgspec.json.decode(params, type=dict[str, Any])
@@ -127,7 +134,7 @@ def sampling_params(
 
 
 def with_options(parameter: str, build: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `build` in place of a parameter, which then gets what `build` makes of them."""
+    """Replace a parameter of a command by the options of `build`, whose result becomes the argument."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = inspect.signature(build, eval_str=True).parameters
@@ -139,7 +146,7 @@ def with_options(parameter: str, build: Callable[..., Any]) -> Callable[[Callabl
             command(**values, **{parameter: built})
 
         own = [value for name, value in signature.parameters.items() if name != parameter]
-        # typer reads both.
+        # typer reads both attributes.
         run.__signature__ = signature.replace(parameters=[*own, *options.values()])  # type: ignore[attr-defined]
         run.__annotations__ = {value.name: value.annotation for value in (*own, *options.values())}
         return run

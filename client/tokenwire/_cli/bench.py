@@ -1,31 +1,31 @@
-"""`tokenwire bench`: put a load on a server and say what it costs."""
+"""`tokenwire bench`: throughput, latency and CPU cost of a server."""
 
 import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from tokenwire._bench._workload import Lengths, Mode, Workload
+from tokenwire._bench.workload import Lengths, Mode, Workload
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.output import print_rows
+from tokenwire._cli.requires import requires
+from tokenwire._cli.run import FAILED, INTERRUPTED
 from tokenwire._errors import TokenwireError
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._requires import requires
 
 if TYPE_CHECKING:
-    from tokenwire._bench._load import LoadRun, ProcessCost, Report
-    from tokenwire._bench._recording import Summary
+    from tokenwire._bench.recording import Summary
+    from tokenwire._bench.run import BenchRun, ProcessCost, Report
 
 _DEFAULT_REQUESTS = 200
 _DEFAULT_CONCURRENCY = 32
 _MIB = 1024 * 1024
 _REFRESH_INTERVAL = 0.25
-_INTERRUPTED = 130
 
 
 def _lengths(text: str) -> Lengths:
@@ -39,54 +39,58 @@ def _lengths(text: str) -> Lengths:
 def bench(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="The server: host:port or unix:/path. [default: the one of --target]"),
+        typer.Argument(metavar="TARGET", help="The server: host:port or unix:/path. [default: that of --target]"),
     ] = None,
     *,
     server: Connect,
     mode: Annotated[Mode, typer.Option(help="The RPC that carries the requests.")] = Mode.STREAM,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Number of requests; {_DEFAULT_REQUESTS} where there is no --duration."),
+        typer.Option(min=1, help=f"Number of requests; {_DEFAULT_REQUESTS} without --duration."),
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds after which no request is started; running ones end.")
+        float | None,
+        typer.Option(min=0.001, help="Seconds after which no more requests start; requests in flight finish."),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Most requests at once; {_DEFAULT_CONCURRENCY} where there is no --rate."),
+        typer.Option(min=1, help=f"Maximum number of requests in flight; {_DEFAULT_CONCURRENCY} without --rate."),
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Requests a second, at random times (Poisson), not each as one ends."),
+        typer.Option(
+            min=0.001, help="Requests per second, at random times (Poisson). Without it, one starts when another ends."
+        ),
     ] = None,
     prompt_tokens: Annotated[
-        Lengths, typer.Option(parser=_lengths, metavar="N[-M]", help="Length of the prompts, or a range.")
+        Lengths, typer.Option(parser=_lengths, metavar="N[-M]", help="Number of prompt tokens, or a range.")
     ] = "128",  # type: ignore[assignment]  # typer parses it
     output_tokens: Annotated[
-        Lengths, typer.Option(parser=_lengths, metavar="N[-M]", help="Length of the outputs, or a range.")
+        Lengths, typer.Option(parser=_lengths, metavar="N[-M]", help="Number of output tokens, or a range.")
     ] = "128",  # type: ignore[assignment]
     logprobs: Annotated[
-        int | None, typer.Option(min=0, help="Most likely tokens to report for each output token.")
+        int | None,
+        typer.Option(min=0, help="Number of most likely tokens to return log probabilities for, per output token."),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos/--stop-at-eos", help="Whether outputs have the full length.")
+        bool, typer.Option("--ignore-eos/--stop-at-eos", help="Continue generating after EOS, up to the full length.")
     ] = True,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the measurement, one by one.")] = 1,
-    seed: Annotated[int, typer.Option(help="Equal seeds send equal requests.")] = 0,
+    warmup: Annotated[int, typer.Option(min=0, help="Number of requests before the measurement, one at a time.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the requests; equal seeds send equal requests.")] = 0,
     server_pid: Annotated[
         int | None,
         typer.Option(
-            min=1, help="The server's process, for its CPU and memory; found where it listens on this machine."
+            min=1, help="Process id of the server, to measure its CPU and memory; found if it listens on this machine."
         ),
     ] = None,
     json: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the report as JSON; - writes it in place of the table.")
+        str | None, typer.Option(metavar="FILE", help="Write the report as JSON; - prints it in place of the table.")
     ] = None,
 ) -> None:
-    """Put a load on a tokenwire server and report throughput, latency and CPU for each token.
+    """Benchmark a tokenwire server: throughput, latency and CPU time per token.
 
-    Prompts are random token ids. The first request that fails ends the run: the command says why, reports what it had
-    measured and exits with 1. The server's CPU and memory are those of its own process, without the engine's.
+    Prompts are random token ids. The first request that fails ends the run: the command prints the error and what was
+    measured until then, and exits with 1. The server's CPU and memory are its own process's, without the engine's.
     """
     workload = Workload(
         mode=mode,
@@ -102,9 +106,9 @@ def bench(
         seed=seed,
     )
     with requires("pip install 'tokenwire[cli]'"):
-        from tokenwire._bench._load import LoadRun, WorkloadError
-        from tokenwire._bench._usage import find_listener
-    run = LoadRun(
+        from tokenwire._bench.process_usage import find_listener
+        from tokenwire._bench.run import BenchRun, WorkloadError
+    run = BenchRun(
         lambda: server(address),
         workload,
         server_pid=find_listener(server(address).target) if server_pid is None else server_pid,
@@ -119,31 +123,31 @@ def bench(
     if json is not None:
         _write_json(report, json)
     if json != "-" and report.requests_started:
-        _print_report(report, sys.stdout)
+        print_rows(f"{report.target}  {report.model or ''}", _rows(report), justify="right")
     if error is not None:
         typer.echo(f"tokenwire: {_stopped(report)}{error}", err=True)
     raise typer.Exit(exit_code)
 
 
-async def _run(run: "LoadRun") -> tuple[str | None, int]:
-    """Run with progress on a terminal; return why it ended early, if it did, and the exit code."""
+async def _run(run: "BenchRun") -> tuple[str | None, int]:
+    """Run with a progress bar on a terminal. Return why the run ended early, None if it did not, and the exit code."""
     progress = _progress(run)
     watcher = asyncio.create_task(_show(run, progress))
     try:
         await run.run()
     except TokenwireError as error:
-        return str(error), 1
+        return str(error), FAILED
     except asyncio.CancelledError:
         # Ctrl-C cancels the main task.
-        return "interrupted", _INTERRUPTED
+        return "interrupted", INTERRUPTED
     finally:
         watcher.cancel()
         progress.stop()
     return None, 0
 
 
-def _progress(run: "LoadRun") -> Progress:
-    # On the standard error, so that a report that is piped away stays clean; silent where that is no terminal.
+def _progress(run: "BenchRun") -> Progress:
+    # On standard error, so that a piped report stays clean; disabled if that is not a terminal.
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),
@@ -159,7 +163,7 @@ def _progress(run: "LoadRun") -> Progress:
     return progress
 
 
-async def _show(run: "LoadRun", progress: Progress) -> None:
+async def _show(run: "BenchRun", progress: Progress) -> None:
     progress.start()
     while True:
         progress.update(progress.task_ids[0], completed=run.completed, refresh=True)
@@ -175,7 +179,7 @@ def _write_json(report: "Report", file: str) -> None:
         Path(file).write_bytes(text)
     except OSError as error:
         typer.echo(f"tokenwire: cannot write {file}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(FAILED) from None
 
 
 def _stopped(report: "Report") -> str:
@@ -183,21 +187,6 @@ def _stopped(report: "Report") -> str:
         return ""
     planned = "" if report.workload.requests is None else f" of {report.workload.requests}"
     return f"stopped after {report.requests_completed}{planned} requests: "
-
-
-def _print_report(report: "Report", file: TextIO) -> None:
-    rows = _rows(report)
-    if not file.isatty():
-        width = max(len(name) for name, _ in rows)
-        for name, value in rows:
-            typer.echo(f"{name:<{width}}  {value}")
-        return
-    table = Table(title=f"{report.target}  {report.model or ''}", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for name, value in rows:
-        table.add_row(name, value)
-    Console(file=file).print(table)
 
 
 def _rows(report: "Report") -> list[tuple[str, str]]:
@@ -223,7 +212,7 @@ def _summary(summary: "Summary | None") -> str:
 
 def _cost(cost: "ProcessCost | None") -> str:
     if cost is None:
-        return "not known: no process of this machine was named or found"
-    cpu = "CPU not known" if cost.cpu_us_per_token is None else f"{cost.cpu_us_per_token:.1f} µs CPU/token"
-    memory = "memory not known" if cost.memory_bytes is None else f"{cost.memory_bytes / _MIB:.0f} MiB"
+        return "unknown: no process on this machine was given or found"
+    cpu = "CPU unknown" if cost.cpu_us_per_token is None else f"{cost.cpu_us_per_token:.1f} µs CPU/token"
+    memory = "memory unknown" if cost.memory_bytes is None else f"{cost.memory_bytes / _MIB:.0f} MiB"
     return f"{cpu}, {memory} (process {cost.pid})"

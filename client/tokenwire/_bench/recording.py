@@ -1,4 +1,4 @@
-"""When tokens came: cheap to write while they come, summed up afterwards."""
+"""Arrival times of tokens: recorded cheaply during the run and summarized afterwards."""
 
 import itertools
 import time
@@ -11,7 +11,7 @@ _MS = 1e3
 
 
 class RequestRecord:
-    """When the tokens of one request came. `tokens` is called for each message."""
+    """Arrival times of one request's tokens. `tokens` is called for each message."""
 
     __slots__ = ("count", "ended", "prompt_tokens", "started", "times")
 
@@ -19,24 +19,24 @@ class RequestRecord:
         self.prompt_tokens = prompt_tokens
         self.started = time.perf_counter()
         self.times = array("d")
-        """When messages with tokens came."""
+        """Arrival time of each message with tokens, in seconds of time.perf_counter."""
         self.count = 0
-        """Tokens so far."""
+        """Number of tokens so far."""
         self.ended: float | None = None
 
     def tokens(self, count: int) -> None:
-        """Note the arrival of a message with `count` tokens."""
+        """Record the arrival of a message with `count` tokens."""
         if count:
             self.times.append(time.perf_counter())
             self.count += count
 
     def end(self) -> None:
-        """Note the end."""
+        """Record the end of the request."""
         self.ended = time.perf_counter()
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """How some durations are distributed, in milliseconds."""
+    """Distribution of durations, in milliseconds."""
 
     p50: float
     p90: float
@@ -46,7 +46,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Summary | None":
-        """Sum up; None where there is nothing to."""
+        """Summarize durations in seconds. None: there are none."""
         ordered = sorted(seconds)
         if not ordered:
             return None
@@ -60,7 +60,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Give the value that `share` of the ascending values do not exceed, linearly between two of them."""
+    """Return the quantile `share`, 0 to 1, of ascending values, with linear interpolation."""
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -68,18 +68,18 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def times_to_first(records: Iterable[RequestRecord]) -> list[float]:
-    """Give the seconds from each request's start to its first token."""
+    """Return the seconds from each request's start to its first token."""
     return [record.times[0] - record.started for record in records if record.times]
 
 
 def gaps(records: Iterable[RequestRecord]) -> list[float]:
-    """Give the seconds between messages with tokens that follow each other in a request.
+    """Return the seconds between consecutive messages with tokens of each request.
 
-    Where a message holds several tokens, that is the wait for all of them: spreading it over the tokens would hide it.
+    If a message has several tokens, this is the wait for all of them. An average per token would hide it.
     """
     return [after - before for record in records for before, after in itertools.pairwise(record.times)]
 
 
 def end_to_end(records: Iterable[RequestRecord]) -> list[float]:
-    """Give the seconds from start to end of the requests that ended."""
+    """Return the seconds from start to end of each request that ended."""
     return [record.ended - record.started for record in records if record.ended is not None]

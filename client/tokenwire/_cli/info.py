@@ -1,22 +1,22 @@
-"""`tokenwire info`: what the engine is and can do."""
+"""`tokenwire info`: the engine's model, limits, features and versions."""
 
 from typing import Annotated
 
 import typer
 
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.output import print_json, print_rows
+from tokenwire._cli.run import run
 from tokenwire._engine_info import EngineInfo
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._output import print_json, print_rows
-from tokenwire.cli._run import run
 
 
 @with_options("server", connect)
 def info(
     *,
     server: Connect,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, with all fields.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON with all fields.")] = False,
 ) -> None:
-    """Tell what the engine is and can do: model, limits, features, versions."""
+    """Print the engine's model, limits, features and versions."""
 
     async def main() -> None:
         async with server() as client:

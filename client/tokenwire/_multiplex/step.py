@@ -1,4 +1,4 @@
-"""What a Multiplex stream tells in one message: columns as on the wire, no object for each token."""
+"""One message of a Multiplex stream, in columns as on the wire: there is no object per token."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -10,8 +10,15 @@ from tokenwire import _wire
 from tokenwire._contract import Reason
 from tokenwire._errors import StatusError
 from tokenwire._logprobs import Logprobs, PromptLogprobs
-from tokenwire._results import Timing, Usage
-from tokenwire._sequence import FinishReason, RoutedExperts, SamplingMask, SpeculativeDecoding, WeightVersionSpan
+from tokenwire._results import Timing, Usage, request_end
+from tokenwire._sequence import (
+    FinishReason,
+    RoutedExperts,
+    SamplingMask,
+    SpeculativeDecoding,
+    WeightVersionSpan,
+    sequence_end,
+)
 from tokenwire._status import error_from_status
 from tokenwire.v1 import multiplex_pb2 as pb
 
@@ -20,24 +27,24 @@ _T = TypeVar("_T")
 
 
 class MultiplexLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Log probabilities of a step's entries, in columns laid out as in Logprobs."""
+    """Log probabilities of E entries of a step, T tokens together, in columns laid out as in Logprobs."""
 
     entries: list[int]
-    """The entries that have log probabilities, as positions in the step's columns, ascending. Empty: all have."""
+    """Positions of these entries in the step's columns, ascending. Shape [E]. Empty: all entries of the step."""
     top_ks: list[int]
-    """Number k of further ids for each of those entries' tokens."""
+    """Number k of most likely tokens reported per position, of each entry. Shape [E]."""
     logprobs: list[float]
-    """Log probability of each token of those entries."""
+    """Log probability of each token, entry by entry. Shape [T]."""
     ranks: list[int]
-    """Rank of each token in the vocabulary; 1 is the most likely."""
+    """Rank of each token in the vocabulary; 1 is the most likely. Shape [T]."""
     top_token_ids: list[int]
-    """The k further ids for each token, token after token."""
+    """The k most likely token ids at each position, flattened. Shape [sum of k over the T tokens]."""
     top_logprobs: list[float]
-    """Log probabilities of `top_token_ids`."""
+    """Log probabilities of `top_token_ids`, in the same shape."""
 
     @classmethod
     def from_proto(cls, message: pb.MultiplexLogprobs, num_entries: int) -> "MultiplexLogprobs":
-        """Convert the contract's message of a step with that many entries. Raises ValueError."""
+        """Convert from the message of a step with `num_entries` entries. Raises ValueError if columns do not match."""
         entries, top_ks = message.entries[:], message.top_ks[:]
         fits = (
             len(top_ks) == (len(entries) or num_entries)
@@ -46,7 +53,7 @@ class MultiplexLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             and len(message.top_token_ids) == len(message.top_logprobs)
         )
         if not fits:
-            raise ValueError("columns of log probabilities do not fit together")
+            raise ValueError("columns of log probabilities have different lengths")
         return cls(
             entries=entries,
             top_ks=top_ks,
@@ -58,31 +65,33 @@ class MultiplexLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MultiplexFinish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The end of a sequence."""
+    """The finish of a sequence."""
 
     handle: int
     """The request's handle."""
     index: int
-    """Which of the n sequences, from 0."""
+    """Index of the sequence, 0 to n - 1."""
     finish_reason: FinishReason
-    """Why it ended."""
+    """Why the sequence finished."""
     stop_token_id: int | None = None
     """As in SequenceOutput."""
     last: bool
-    """Whether this is the request's last sequence to end. The handle is given out again after this step."""
+    """Whether this is the request's last sequence to finish. The handle is reused after this step."""
     usage: Usage | None = None
     """Token counts. None: not the request's last sequence."""
     timing: Timing | None = None
-    """When things happened. None: not reported, or not the request's last sequence."""
+    """Durations. None: not reported by the engine, or not the request's last sequence."""
     cumulative_logprob: float | None = None
-    """Sum of the log probabilities of the sequence's tokens. None: not asked for."""
+    """Sum of the log probabilities of the sequence's tokens. None: not requested."""
     kv_transfer_params_json: str | None = None
-    """What the engine's KV connector gave back: JSON, verbatim. None: nothing, or not the request's last sequence."""
-    ec_transfer_params_json: str | None = None
-    """What the engine's encoder-cache connector gave back: JSON, verbatim. None: nothing, or not the request's last
+    """Parameters from the engine's KV connector: JSON, unchanged. None: no parameters, or not the request's last
     sequence."""
+    ec_transfer_params_json: str | None = None
+    """Parameters from the engine's encoder-cache connector: JSON, unchanged. None: no parameters, or not the request's
+    last sequence."""
     sampling_mask: SamplingMask | None = None
-    """The token ids that sampling could have chosen, for each token of the sequence. None: not returned."""
+    """Token ids left to sample from, for each token of the sequence. None: the engine does not return sampling
+    masks."""
     routed_experts: RoutedExperts | None = None
     """As in SequenceOutput."""
     weight_versions: tuple[WeightVersionSpan, ...] = ()
@@ -92,31 +101,21 @@ class MultiplexFinish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def from_proto(cls, message: pb.MultiplexFinish) -> "MultiplexFinish":
-        """Convert the contract's message."""
-        has = message.HasField
+        """Convert from the protobuf message."""
+        end = sequence_end(message)
+        end.setdefault("finish_reason", FinishReason.UNKNOWN)
         return cls(
             handle=message.handle,
             index=message.index,
-            # A finish ends the sequence, whatever reason it gives.
-            finish_reason=FinishReason.from_proto(message.finish_reason) or FinishReason.UNKNOWN,
-            stop_token_id=_wire.present(message, "stop_token_id"),
             last=message.last,
-            usage=Usage.from_proto(message.usage) if has("usage") else None,
-            timing=Timing.from_proto(message.timing) if has("timing") else None,
             cumulative_logprob=_wire.present(message, "cumulative_logprob"),
-            kv_transfer_params_json=_wire.present(message, "kv_transfer_params_json"),
-            ec_transfer_params_json=_wire.present(message, "ec_transfer_params_json"),
-            sampling_mask=SamplingMask.from_proto(message.sampling_mask) if has("sampling_mask") else None,
-            routed_experts=RoutedExperts.from_proto(message.routed_experts) if has("routed_experts") else None,
-            weight_versions=tuple(WeightVersionSpan.from_proto(span) for span in message.weight_versions),
-            speculative_decoding=(
-                SpeculativeDecoding.from_proto(message.speculative_decoding) if has("speculative_decoding") else None
-            ),
+            **end,
+            **request_end(message),
         )
 
 
 class MultiplexAccepted(msgspec.Struct, frozen=True, gc=False):
-    """A submit that was admitted."""
+    """A request that was admitted."""
 
     handle: int
     """The request's handle."""
@@ -125,68 +124,69 @@ class MultiplexAccepted(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """What a rejection and a failure have in common."""
+    """The fields that a rejection and a failure share."""
 
     handle: int
-    """The request's handle; it is given out again after this step."""
+    """The request's handle, which is reused after this step."""
     status: StatusError
-    """Why: what a call of its own would have raised."""
+    """The exception that a separate call would have raised."""
 
 
 class MultiplexRejection(_Refusal, frozen=True):
-    """A submit that was refused. Nothing else on the stream is affected."""
+    """A request that was refused. The other requests of the stream are not affected."""
 
 
 class MultiplexFailure(_Refusal, frozen=True):
-    """A request that failed after it was admitted. Nothing else on the stream is affected."""
+    """A request that failed after it was admitted. The other requests of the stream are not affected."""
 
 
 class MultiplexPromptLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """A part of a request's prompt log probabilities. All parts come before the request's finish."""
+    """A part of a request's prompt log probabilities. All parts arrive before the request's finish."""
 
     handle: int
     """The request's handle."""
     prompt_logprobs: PromptLogprobs
-    """The part; its offset says where it belongs."""
+    """The part, for the prompt positions from its offset on."""
 
     @classmethod
     def from_proto(cls, message: pb.MultiplexPromptLogprobs) -> "MultiplexPromptLogprobs":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(message.handle, PromptLogprobs.from_proto(message.prompt_logprobs))
 
 
 class MultiplexStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What the requests of a stream got in one step of the engine, in columns; in several, where the reader was slow.
+    """Output of one engine step for the requests of a stream, in columns; of several steps if the reader was slow.
 
-    An entry is a run of new tokens of one sequence. A handle may appear in several entries: their tokens follow each
-    other in order. `finished` applies after all tokens of the step.
+    The columns have N entries. An entry is a run of new tokens of one sequence; a handle may have several entries,
+    whose tokens are in order. `finished` applies after all tokens of the step. Handles, indexes and token ids are
+    uint32.
     """
 
     handles: list[int] = []
-    """Handle of each entry."""
+    """Handle of each entry. Shape [N]."""
     indexes: list[int] = []
-    """Sequence of each entry, from 0. Empty: all are 0."""
+    """Sequence index of each entry. Shape [N]. Empty: all are 0."""
     token_counts: list[int] = []
-    """Number of tokens of each entry. Empty: each has one."""
+    """Number of tokens of each entry. Shape [N]. Empty: each entry has one token."""
     token_ids: list[int] = []
-    """The tokens, entry after entry."""
+    """The tokens of all entries, concatenated. Shape [sum of token_counts]."""
     logprobs: MultiplexLogprobs | None = None
-    """Log probabilities of the entries that asked for them. None: none did."""
+    """Log probabilities of the entries whose requests asked for them. None: no entry has any."""
     finished: list[MultiplexFinish] = []
-    """Sequences that ended."""
+    """Sequences that finished."""
     rejected: list[MultiplexRejection] = []
-    """Submits that were refused. An abort that crossed the finish is not told."""
+    """Requests that were refused. Aborts that arrived after the finish are not reported."""
     accepted: list[MultiplexAccepted] = []
-    """Submits that were admitted: before anything else of the request."""
+    """Requests that were admitted. Arrives before anything else of the request."""
     failed: list[MultiplexFailure] = []
     """Requests that failed after they were admitted."""
     prompt_logprobs: MultiplexPromptLogprobs | None = None
-    """A part of a request's prompt log probabilities; it comes alone. None: the step has none."""
+    """A part of a request's prompt log probabilities, in a step of its own. None: this step has no part."""
 
     def runs(self) -> Iterator[tuple[int, int, list[int], Logprobs | None]]:
-        """Give each entry as its handle, sequence, tokens and their log probabilities.
+        """Yield each entry as handle, sequence index, token ids and log probabilities.
 
-        Where `indexes` and `token_counts` are empty, zip(step.handles, step.token_ids) is the same, and faster.
+        If `indexes` and `token_counts` are empty, zip(step.handles, step.token_ids) yields the same, and is faster.
         """
         logprobs = iter(()) if self.logprobs is None else self._logprobs_of_runs(self.logprobs)
         position, next_logprobs = next(logprobs, (None, None))
@@ -202,7 +202,7 @@ class MultiplexStep(msgspec.Struct, frozen=True, kw_only=True):
                 yield handle, index, token_ids, None
 
     def _logprobs_of_runs(self, columns: MultiplexLogprobs) -> Iterator[tuple[int, Logprobs]]:
-        """Give the entries that have log probabilities with them."""
+        """Yield the position and log probabilities of each entry that has them."""
         counts = self.token_counts
         start = top_start = 0
         for entry, k in zip(columns.entries or range(len(self.handles)), columns.top_ks, strict=True):
@@ -222,8 +222,8 @@ class MultiplexStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_proto(cls, message: pb.MultiplexStep) -> "MultiplexStep":
-        """Convert the contract's message. Raises ValueError where its columns do not fit together."""
-        # Slices are lists, made in C at once; even an empty repeated field costs a microsecond to iterate.
+        """Convert from the protobuf message. Raises ValueError if its columns do not match."""
+        # A slice is a list that is made in C. Iterating a repeated field costs a microsecond even if it is empty.
         handles, indexes, counts = message.handles[:], message.indexes[:], message.token_counts[:]
         token_ids = message.token_ids[:]
         num_entries = len(handles)
@@ -232,7 +232,7 @@ class MultiplexStep(msgspec.Struct, frozen=True, kw_only=True):
             or (counts and len(counts) != num_entries)
             or len(token_ids) != (sum(counts) if counts else num_entries)
         ):
-            raise ValueError("columns of tokens do not fit together")
+            raise ValueError("columns of tokens have different lengths")
         return cls(
             handles=handles,
             indexes=indexes,

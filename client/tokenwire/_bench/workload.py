@@ -1,4 +1,4 @@
-"""What the server is asked to do: how many requests, how long, when."""
+"""The workload: how many requests, of which lengths, when."""
 
 import random
 from collections.abc import Iterator
@@ -12,22 +12,22 @@ class Mode(StrEnum):
     """The RPC that carries the requests."""
 
     UNARY = "unary"
-    """Generate: one call and one answer for each request."""
+    """Generate: one call and one response per request."""
     STREAM = "stream"
-    """GenerateStream: one call for each request, tokens as they come."""
+    """GenerateStream: one call per request, tokens as they arrive."""
     MULTIPLEX = "multiplex"
     """Multiplex: one stream for all requests."""
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """A number of tokens, or a range that each request takes its own from, evenly distributed."""
+    """A number of tokens, or a range from which each request draws its own, uniformly."""
 
     least: int
     most: int
 
     @classmethod
     def parse(cls, text: str) -> "Lengths":
-        """Read "128" or "64-256". Raises ValueError."""
+        """Parse "128" or "64-256". Raises ValueError."""
         least, dash, most = text.partition("-")
         if not (least.isdecimal() and (most.isdecimal() if dash else True)):
             raise ValueError(f"expected a number like 128 or a range like 64-256, not {text!r}")
@@ -37,28 +37,28 @@ class Lengths(msgspec.Struct, frozen=True):
         return lengths
 
     def draw(self, source: random.Random) -> int:
-        """Take one."""
+        """Draw a length."""
         return source.randint(self.least, self.most)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's mix of requests. Equal workloads, seed included, send equal requests."""
+    """The requests of a run. Equal workloads with equal seeds send equal requests."""
 
     mode: Mode
     prompt_tokens: Lengths
     output_tokens: Lengths
     requests: int | None
-    """Number of requests; None: as many as start in `duration_s`."""
+    """Number of requests. None: as many as start within `duration_s`."""
     duration_s: float | None
-    """Seconds after which no request is started; None: no limit."""
+    """Seconds after which no more requests start. None: no limit."""
     concurrency: int | None
-    """Most requests at the same time; None: no limit, which needs a rate."""
+    """Maximum number of requests in flight. None: no limit, which needs a rate."""
     rate: float | None
-    """Requests a second, at random times (a Poisson process); None: a new one as soon as one has ended."""
+    """Requests per second, at random times (a Poisson process). None: a request starts when another one ends."""
     logprobs: int | None
     ignore_eos: bool
     warmup: int
-    """Requests before the measurement."""
+    """Number of requests before the measurement."""
     seed: int
 
 
@@ -70,8 +70,8 @@ class Request(NamedTuple):
 
 
 def requests_of(workload: Workload, vocab_size: int) -> Iterator[Request]:
-    """Make the workload's requests, without an end."""
-    source = random.Random(workload.seed)  # noqa: S311  # load, not secrets
+    """Yield the workload's requests, endlessly."""
+    source = random.Random(workload.seed)  # noqa: S311  # benchmark traffic, not secrets
     while True:
         yield Request(
             prompt(source, workload.prompt_tokens.draw(source), vocab_size), workload.output_tokens.draw(source)
@@ -79,5 +79,15 @@ def requests_of(workload: Workload, vocab_size: int) -> Iterator[Request]:
 
 
 def prompt(source: random.Random, length: int, vocab_size: int) -> list[int]:
-    """Make a prompt of random ids. As good as unique: no two share a prefix block."""
+    """Make a prompt of random token ids. Two prompts share no prefix block, with near certainty.
+
+    Args:
+        source: the random number generator.
+        length: number of tokens.
+        vocab_size: ids are drawn from 0 to vocab_size - 1.
+
+    Returns:
+        The token ids.
+
+    """
     return source.choices(range(vocab_size), k=length)

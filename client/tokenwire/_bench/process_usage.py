@@ -1,4 +1,4 @@
-"""What processes use, from the operating system's own accounting."""
+"""CPU time and memory of processes, as accounted by the operating system."""
 
 import socket
 import sys
@@ -10,15 +10,15 @@ _HAS_PROCESS_CLOCKS = sys.platform == "linux"
 
 
 def cpu_seconds(pid: int) -> float:
-    """Give the CPU time that a process has used, its children not included. Raises OSError when it is gone."""
+    """Return the CPU seconds of a process, without its children. Raises OSError if it has exited."""
     if _HAS_PROCESS_CLOCKS:
-        # The process's POSIX clock, clock_getcpuclockid(3): nanoseconds, where psutil's figures come in steps of 10 ms.
+        # The process's POSIX CPU clock, see clock_getcpuclockid(3), has nanoseconds. psutil's resolution is 10 ms.
         return time.clock_gettime(~pid << 3 | 2)
     return _cpu_times(pid)
 
 
 def resident_bytes(pid: int) -> int:
-    """Give the memory that a process holds. Raises OSError when it is gone."""
+    """Return the resident memory of a process, in bytes. Raises OSError if it has exited."""
     try:
         return psutil.Process(pid).memory_info().rss
     except psutil.Error as error:
@@ -34,7 +34,7 @@ def _cpu_times(pid: int) -> float:
 
 
 def find_listener(target: str) -> int | None:
-    """Find the process of this machine that listens on a target, where that can be known."""
+    """Return the id of the process on this machine that listens on a target. None: unknown."""
     kind, address = _local_address(target)
     if address is None:
         return None
@@ -45,7 +45,7 @@ def find_listener(target: str) -> int | None:
     for connection in connections:
         if connection.pid is None or connection.status not in (psutil.CONN_LISTEN, psutil.CONN_NONE):
             continue
-        # A UNIX socket's address is its path, a TCP socket's a pair.
+        # The address of a Unix domain socket is its path, that of a TCP socket a pair.
         local = connection.laddr if kind == "unix" else getattr(connection.laddr, "port", None)
         if local == address:
             return connection.pid
@@ -53,7 +53,7 @@ def find_listener(target: str) -> int | None:
 
 
 def _local_address(target: str) -> tuple[str, str | int | None]:
-    """Give the kind of socket and its path or port; None where it may be another machine's."""
+    """Return the kind of socket and its path or port. None: it may be on another machine."""
     if target.startswith("unix:"):
         return "unix", target.removeprefix("unix:").replace("///", "/", 1)
     host, _, port = target.removeprefix("dns:").lstrip("/").rpartition(":")

@@ -1,4 +1,4 @@
-"""`tokenwire chat`: talk to the model."""
+"""`tokenwire chat`: chat with the model."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenwire._cli.options import Connect, connect, sampling_params, with_options
+from tokenwire._cli.output import print_note, print_part
+from tokenwire._cli.requires import requires
+from tokenwire._cli.run import INTERRUPTED, report
 from tokenwire._client import AsyncClient
 from tokenwire._errors import TokenwireError
 from tokenwire._sampling_params import SamplingParams
-from tokenwire.cli._options import Connect, connect, sampling_params, with_options
-from tokenwire.cli._output import print_note, print_part
-from tokenwire.cli._requires import requires
-from tokenwire.cli._run import INTERRUPTED, report
 
 if TYPE_CHECKING:
     from tokenwire.text import Message, TextClient
@@ -36,25 +36,28 @@ tokenwire chat --tokenizer MODEL_DIR --system "Answer in one word." < question.t
 def chat(
     message: Annotated[
         str | None,
-        typer.Argument(metavar="MESSAGE", help="One message to answer; without it a conversation, or the piped input."),
+        typer.Argument(
+            metavar="MESSAGE",
+            help="One message to answer. Without it: a conversation, or standard input if it is not a terminal.",
+        ),
     ] = None,
     *,
     server: Connect,
     params: SamplingParams,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder with tokenizer and chat template; else the engine's model folder."),
+        typer.Option(
+            metavar="DIR", help="Folder with tokenizer and chat template. [default: the engine's model folder]"
+        ),
     ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to start with.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Text that ends an answer; repeatable.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop string; may be repeated.")] = None,
 ) -> None:
-    """Stream the model's answer to a message, or hold a conversation.
+    """Stream the model's answer to a message, or start a conversation.
 
-    Ctrl-C aborts the answer on the engine; a conversation goes on with the next message.
+    Ctrl-C aborts the answer in the engine; a conversation continues with the next message.
 
-    Ctrl-D or an empty line ends a conversation. Needs the package's extra `text`.
+    Ctrl-D or an empty line ends a conversation. Needs the extra `text`.
     """
     with requires("pip install 'tokenwire[text]'"):
         import tokenwire.text  # noqa: F401
@@ -64,7 +67,7 @@ def chat(
 
 
 class _Chat:
-    """A conversation. Its turns share an event loop, and Ctrl-C ends one turn."""
+    """A conversation. Its turns share an event loop; Ctrl-C aborts one turn."""
 
     def __init__(
         self, client: AsyncClient, params: SamplingParams, *, system: str | None, stop: list[str] | None
@@ -75,7 +78,7 @@ class _Chat:
         self._messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     def run(self, folder: Path | None, message: str | None) -> int:
-        """Answer one message, or those of a person one after the other. Returns the exit code."""
+        """Answer one message, or each message typed by the user. Returns the exit code."""
         from tokenwire.text import TextClient
 
         with asyncio.Runner() as runner:
@@ -94,7 +97,7 @@ class _Chat:
         return 0
 
     def _turn(self, runner: asyncio.Runner, text: "TextClient", line: str) -> None:
-        """Answer a person; a turn that fails or is interrupted is forgotten."""
+        """Answer one message of a conversation. A turn that fails or is aborted is removed from it."""
         num_messages = len(self._messages)
         try:
             runner.run(self._answer(text, line))
@@ -116,13 +119,13 @@ class _Chat:
         result = pieces.result
         self._messages.append({"role": "assistant", "content": result.text})
         count = result.usage.completion_tokens
-        print_note(f"{result.finish_reason}; {count} tokens, {count / (time.perf_counter() - started):.1f} a second")
+        print_note(f"{result.finish_reason}; {count} tokens, {count / (time.perf_counter() - started):.1f} tokens/s")
 
 
 def _ask() -> str:
-    """Read a person's next message; empty at the end."""
+    """Read the user's next message; empty at the end."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # gives input() its line editing
+        import readline  # noqa: F401  # adds line editing to input()
     try:
         return input("> ")
     except EOFError:

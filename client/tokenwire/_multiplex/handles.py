@@ -1,11 +1,11 @@
-"""The numbers that a Multiplex stream's requests go by."""
+"""The handles of a Multiplex stream: the numbers that identify its requests."""
 
 
 class Handles:
-    """Gives out handles. One is used again only after its request has ended and the caller has been told.
+    """Assigns handles. A handle is reused after its request has ended and the caller has processed the end.
 
-    The numbers stay small: at most one more than there ever were requests at once. 0 is left out, since a server
-    answers with it what concerns no request.
+    Handles stay small: the highest is at most one above the maximum number of requests in flight. 0 is not used: the
+    server reports errors that belong to no request with it.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class Handles:
         self._ended: list[int] = []
 
     def take(self) -> int:
-        """Give a free handle to a new request."""
+        """Assign a free handle to a new request."""
         if self._free:
             handle = self._free.pop()
         else:
@@ -25,20 +25,20 @@ class Handles:
         return handle
 
     def end(self, handle: int) -> None:
-        """Note the end of a request."""
+        """Record the end of a request."""
         if handle in self._live:
             self._live.remove(handle)
             self._ended.append(handle)
 
     def recycle(self) -> None:
-        """Make the handles of ended requests free."""
+        """Free the handles of ended requests."""
         self._free += self._ended
         self._ended.clear()
 
     def __contains__(self, handle: int) -> bool:
-        """Whether a live request has that handle."""
+        """Whether a live request has this handle."""
         return handle in self._live
 
     def __len__(self) -> int:
-        """Give the number of live requests."""
+        """Return the number of live requests."""
         return len(self._live)

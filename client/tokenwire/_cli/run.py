@@ -1,4 +1,4 @@
-"""How sub-commands that call a server run and end."""
+"""Runs the sub-commands that call a server, and maps errors to exit codes."""
 
 import asyncio
 import os
@@ -14,17 +14,17 @@ FAILED = 1
 UNREACHABLE = 3
 INTERRUPTED = 130
 
-# One line: the help wraps it.
+# One line, which the help wraps.
 EXIT_CODES = (
-    "\n\nExit codes: 0 done; 1 the server refused the request or it failed; 2 wrong arguments, or a missing package; "
+    "\n\nExit codes: 0 success; 1 the server refused the request, or it failed; 2 invalid arguments, missing package; "
     "3 the server cannot be reached; 130 interrupted."
 )
 
 
 def run(main: Coroutine[Any, Any, None], *, interrupted: int = INTERRUPTED) -> None:
-    """Run to the end. An error is one line and its exit code; Ctrl-C cancels what runs on the server.
+    """Run a sub-command. An error is printed as one line; Ctrl-C cancels the call, and the server aborts its request.
 
-    `interrupted` is the exit code after Ctrl-C.
+    Raises typer.Exit with the exit code of an error, and with `interrupted` after Ctrl-C.
     """
     try:
         asyncio.run(main)
@@ -33,16 +33,21 @@ def run(main: Coroutine[Any, Any, None], *, interrupted: int = INTERRUPTED) -> N
     except TokenwireError as error:
         raise typer.Exit(report(error)) from None
     except BrokenPipeError:
-        raise  # whoever read has enough, which typer ends quietly
+        raise  # the reader closed the pipe: typer exits without a message
     except OSError as error:
         typer.echo(f"tokenwire: cannot write the output: {error.strerror or error}", err=True)
-        # The interpreter would try once more at its end, and fail with a traceback.
+        # The interpreter would flush again at exit, and fail with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
 
 
 def report(error: TokenwireError) -> int:
-    """Print an error as one line and give its exit code."""
-    typer.echo(f"tokenwire: {' '.join(str(error).split())}", err=True)
-    # Where the time to wait for a server is over, the cause is what was in the way.
+    """Print an error as one line and return its exit code."""
+    typer.echo(f"tokenwire: {one_line(error)}", err=True)
+    # The cause of a timeout of wait_ready is the last failure to connect.
     return UNREACHABLE if isinstance(error.__cause__ or error, UnreachableError) else FAILED
+
+
+def one_line(error: TokenwireError) -> str:
+    """Return an error's text without line breaks."""
+    return " ".join(str(error).split())

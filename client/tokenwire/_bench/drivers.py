@@ -1,20 +1,20 @@
-"""How requests are sent: one class for each mode."""
+"""The drivers that send requests, one class per mode."""
 
 import asyncio
 import itertools
 from types import TracebackType
 from typing import Protocol, Self
 
-from tokenwire._bench._recording import RequestRecord
-from tokenwire._bench._workload import Mode, Request
+from tokenwire._bench.recording import RequestRecord
+from tokenwire._bench.workload import Mode, Request
 from tokenwire._client import AsyncClient
 from tokenwire._errors import TokenwireError
-from tokenwire._multiplex_step import MultiplexStep
+from tokenwire._multiplex.step import MultiplexStep
 from tokenwire._sampling_params import SamplingParams
 
 
 class Sampling(Protocol):
-    """Gives the sampling parameters of a request."""
+    """Makes the sampling parameters of a request."""
 
     def __call__(self, max_tokens: int, /) -> SamplingParams: ...
 
@@ -23,7 +23,7 @@ class Driver(Protocol):
     """Sends requests over one connection."""
 
     async def run(self, request: Request, record: RequestRecord) -> None:
-        """Run one request to its end. Raises TokenwireError."""
+        """Run one request to its end and record its tokens. Raises TokenwireError."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -33,7 +33,17 @@ class Driver(Protocol):
 
 
 def driver(mode: Mode, client: AsyncClient, sampling: Sampling) -> Driver:
-    """Make the mode's driver, which closes the client."""
+    """Make the driver of a mode.
+
+    Args:
+        mode: the RPC that carries the requests.
+        client: the client, which the driver closes.
+        sampling: makes the sampling parameters of each request.
+
+    Returns:
+        The driver, which `async with` opens.
+
+    """
     kinds: dict[Mode, type[_Unary | _Stream | _Multiplex]] = {
         Mode.UNARY: _Unary,
         Mode.STREAM: _Stream,
@@ -43,7 +53,7 @@ def driver(mode: Mode, client: AsyncClient, sampling: Sampling) -> Driver:
 
 
 class _Calls:
-    """One call for each request."""
+    """One call per request."""
 
     def __init__(self, client: AsyncClient, sampling: Sampling) -> None:
         self._client = client
@@ -72,7 +82,7 @@ class _Stream(_Calls):
 
 
 class _Live:
-    """A request on the stream."""
+    """A request in flight on the stream."""
 
     __slots__ = ("ended", "record")
 
@@ -81,7 +91,7 @@ class _Live:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self, error: TokenwireError | None = None) -> None:
-        if self.ended.done():  # cancelled
+        if self.ended.done():  # the future was cancelled
             return
         if error is None:
             self.ended.set_result(None)
@@ -90,7 +100,7 @@ class _Live:
 
 
 class _Multiplex:
-    """All requests on one stream, read step by step."""
+    """All requests on one Multiplex stream, read step by step."""
 
     def __init__(self, client: AsyncClient, sampling: Sampling) -> None:
         self._client = client

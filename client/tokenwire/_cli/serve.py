@@ -1,8 +1,8 @@
-"""`tokenwire serve`: hand every argument to the server package."""
+"""`tokenwire serve`: passes all arguments to the server package."""
 
 import typer
 
-from tokenwire.cli._requires import requires
+from tokenwire._cli.requires import requires
 
 
 def serve(context: typer.Context) -> None:

@@ -1,4 +1,4 @@
-"""`tokenwire top`: how busy engines are, as it changes."""
+"""`tokenwire top`: shows the load of engines, refreshed periodically."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tokenwire._cli.options import Connect, connect, with_options
+from tokenwire._cli.output import print_json
+from tokenwire._cli.rates import Rates, Sample, rates
+from tokenwire._cli.run import one_line, run
 from tokenwire._client import AsyncClient
 from tokenwire._engine_load import EngineLoad
 from tokenwire._errors import TokenwireError
-from tokenwire.cli._options import Connect, connect, with_options
-from tokenwire.cli._output import print_json
-from tokenwire.cli._rates import Rates, Sample, rates
-from tokenwire.cli._run import run
 
 EXAMPLES = """
 Examples:
@@ -33,10 +33,10 @@ tokenwire top gpu-1:50051 gpu-2:50051 --interval 2
 tokenwire top --json --count 1
 """
 
-# One line: the help wraps it.
+# One line, which the help wraps.
 EXIT_CODES = (
-    "\n\nExit codes: 0 ended by Ctrl-C or --count; 1 the first look was refused; 2 wrong arguments; "
-    "3 no server could be reached at the first look."
+    "\n\nExit codes: 0 ended by Ctrl-C or --count; 1 the first refresh was refused; 2 invalid arguments; "
+    "3 no server could be reached at the first refresh."
 )
 
 _COLUMNS = {
@@ -56,31 +56,31 @@ _MIN_WIDTH = 80
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """A line of the view: a rank of a server, or a server that does not answer. None means not known."""
+    """One row of the view: a rank of a server, or a server that does not answer. None: unknown."""
 
     server: str
     rank: int | None = None
     num_live_requests: int | None = None
-    """Requests that the server holds, of all ranks."""
+    """Number of live requests of the server, over all ranks."""
     num_running_reqs: int | None = None
     num_waiting_reqs: int | None = None
     generation_tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
     kv_cache_usage: float | None = None
     prefix_cache_hit_rate: float | None = None
-    """Share of the prompt tokens looked up since the last line that the prefix cache had."""
+    """Fraction of the prompt tokens looked up since the last refresh that the prefix cache had, 0 to 1."""
     num_preemptions: int | None = None
     error: str | None = None
     """Why the server did not answer."""
 
     def cells(self) -> list[str]:
-        """Give the texts of the columns."""
+        """Return the texts of the columns."""
         values = list(msgspec.structs.astuple(self))[: len(_COLUMNS)]
         return ["-" if v is None else f.format(v) for v, f in zip(values, _COLUMNS.values(), strict=True)]
 
 
 class _Server:
-    """A server that is asked again and again."""
+    """A server that is polled."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -93,7 +93,7 @@ class _Server:
             sample = Sample(await self._client.engine_load(timeout=timeout), time.monotonic())
         except TokenwireError as error:
             self.error, self._before = error, None
-            return [Row(server=name, error=" ".join(str(error).split()))]
+            return [Row(server=name, error=one_line(error))]
         self.error = None
         before, self._before = self._before, sample
         return _rows(name, sample.load, rates(before, sample))
@@ -121,28 +121,28 @@ def _rows(name: str, load: EngineLoad, changes: list[Rates]) -> list[Row]:
 def top(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET", help="Servers to watch. [default: the one of --target]"),
+        typer.Argument(metavar="TARGET", help="Servers to watch. [default: that of --target]"),
     ] = None,
     *,
     server: Connect,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N looks.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each rank and look.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between refreshes.")] = 1.0,
+    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="Exit after N refreshes.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per rank and refresh.")] = False,
 ) -> None:
-    """Watch how busy engines are: requests, tokens per second, queue, KV use. Ctrl-C ends it.
+    """Watch the load of engines: requests, tokens per second, queue, KV cache usage. Ctrl-C ends it.
 
-    A table that renews itself on a terminal, a line for each rank and look elsewhere. A server that does not answer
-    shows its error and is asked again.
+    Shows a table that refreshes on a terminal, and prints one line per rank and refresh elsewhere. A server that does
+    not answer is shown with its error and polled again.
     """
     wanted: Sequence[str | None] = targets or [None]
 
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(server(target)) for target in wanted]
-            looks = _looks([_Server(client) for client in clients], interval, count)
-            await (_print_json(looks) if json else _watch(looks) if _can_redraw() else _print_lines(looks))
+            refreshes = _refreshes([_Server(client) for client in clients], interval, count)
+            await (_print_json(refreshes) if json else _watch(refreshes) if _can_redraw() else _print_lines(refreshes))
 
-    # Ctrl-C is how people end it.
+    # Ctrl-C is the regular end.
     run(main(), interrupted=0)
 
 
@@ -150,8 +150,8 @@ def _can_redraw() -> bool:
     return sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
-async def _looks(servers: list[_Server], interval: float, count: int | None) -> AsyncIterator[list[Row]]:
-    """Give the rows of each look. Raises the first server's error where none answers the first one."""
+async def _refreshes(servers: list[_Server], interval: float, count: int | None) -> AsyncIterator[list[Row]]:
+    """Yield the rows of each refresh. Raises the first server's error if none answers the first refresh."""
     clock = asyncio.get_running_loop().time
     following = clock()
     for number in itertools.count(1):
@@ -162,20 +162,20 @@ async def _looks(servers: list[_Server], interval: float, count: int | None) -> 
         yield list(itertools.chain.from_iterable(rows))
         if number == count:
             return
-        # Late looks are not made up for.
+        # Missed refreshes are skipped.
         following = max(following + interval, clock())
         await asyncio.sleep(following - clock())
 
 
-async def _print_json(looks: AsyncIterator[list[Row]]) -> None:
-    async for rows in looks:
+async def _print_json(refreshes: AsyncIterator[list[Row]]) -> None:
+    async for rows in refreshes:
         for row in rows:
             print_json(row)
 
 
-async def _print_lines(looks: AsyncIterator[list[Row]]) -> None:
+async def _print_lines(refreshes: AsyncIterator[list[Row]]) -> None:
     first = True
-    async for rows in looks:
+    async for rows in refreshes:
         lines = [row.cells() for row in rows]
         width = max(len(row.server) for row in rows)
         if first:
@@ -193,14 +193,14 @@ def _line(cells: Iterable[str], width: int) -> str:
     )
 
 
-async def _watch(looks: AsyncIterator[list[Row]]) -> None:
+async def _watch(refreshes: AsyncIterator[list[Row]]) -> None:
     console = Console()
     live = Live(console=console, auto_refresh=False)
     try:
-        async for rows in looks:
+        async for rows in refreshes:
             errors = [Text(f"{row.server}: {row.error}", style="red") for row in rows if row.error is not None]
             live.update(Group(_table(rows, console.width), *errors))
-            # After the first look: where that fails, there is an error alone.
+            # After the first refresh: if it fails, only the error is printed.
             live.start()
             live.refresh()
     finally:
@@ -208,11 +208,11 @@ async def _watch(looks: AsyncIterator[list[Row]]) -> None:
 
 
 def _table(rows: list[Row], width: int) -> Table:
-    # Without lines and with the second word of a heading below the first, all of it fits into 80 columns.
+    # Without borders and with two-line headings, the table fits in 80 columns.
     title = f"tokenwire top, {time.strftime('%H:%M:%S')}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     if width < _MIN_WIDTH:
-        # Narrower terminals cut off what is on the right.
+        # A narrower terminal cuts off the right.
         table.width = _MIN_WIDTH
     server, *numbers = _COLUMNS
     table.add_column(server, vertical="bottom", overflow="fold")
