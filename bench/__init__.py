@@ -1,1 +1,1 @@
-"""The benchmark of `make bench`: every way to drive vLLM from outside, on the same simulated device, in one run."""
+"""The benchmark of `make bench`: all ways to drive vLLM from another process, on the same simulated device, in one run."""

@@ -1,4 +1,4 @@
-"""`make bench`: measure, and write bench/results.json, docs/performance.md and its plots."""
+"""`make bench`: run the benchmark and write bench/results.json, docs/performance.md and its plots."""
 
 import argparse
 import signal
@@ -18,13 +18,19 @@ LOGS = ROOT / "bench" / "logs"
 
 
 def main() -> int:
-    """Run the command and return its exit code: 1 where a contender could not be measured."""
+    """Run the command and return its exit code; 1 if a contender could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a look in two minutes; the pages are not written")
-    parser.add_argument("--rounds", type=int, help="measurements of each case and contender")
-    parser.add_argument("--report-only", action="store_true", help="write the pages anew from bench/results.json")
+    parser.add_argument(
+        "--quick", action="store_true", help="a short run of about two minutes, which does not update docs/"
+    )
+    parser.add_argument("--rounds", type=int, help="number of measurements per case and contender")
+    parser.add_argument(
+        "--report-only",
+        action="store_true",
+        help="only regenerate docs/performance.md and its plots from bench/results.json",
+    )
     options = parser.parse_args()
-    # So that the processes of a run are ended.
+    # As for Ctrl-C, so that the processes of the run are terminated.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.report_only:
         results = msgspec.json.decode(RESULTS.read_bytes(), type=Results)
@@ -35,7 +41,7 @@ def main() -> int:
         results = _measure(plan)
     print(report.terminal(results))
     if results.plan.quick:
-        print("A quick run: docs/performance.md is left as it is.")
+        print("Quick run: docs/performance.md is not updated.")
     else:
         plots.write(results, ROOT / "docs" / "img")
         report.write(results, ROOT / "docs" / "performance.md")

@@ -1,4 +1,4 @@
-"""What is measured: cases, and the plan of a run."""
+"""The cases of the benchmark and the plan of a run."""
 
 import random
 
@@ -6,22 +6,25 @@ import msgspec
 
 VOCABULARY = 32_000
 EOS = 2
+"""Vocabulary size and EOS id of the simulated model, as in Llama 2."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """So many requests at the same time, all started at once and run to their end."""
+    """A number of concurrent requests that start at once and run to completion."""
 
     step_ms: float
+    """Duration of an engine step, in milliseconds."""
     concurrency: int
     prompt_tokens: int = 128
     output_tokens: int = 256
     logprobs: int | None = None
+    """The sampling parameter: number of top log probabilities per token; None for no log probabilities."""
     unary: bool = False
-    """Whether each request is answered once, at its end."""
+    """Whether each request gets one response, at its end, instead of a stream."""
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """The name of the case in tables."""
         parts = [f"{self.step_ms:g} ms steps", f"{self.concurrency} concurrent"]
         if self.prompt_tokens != _DEFAULT.prompt_tokens:
             parts.append(f"{self.prompt_tokens:,}-token prompts")
@@ -32,8 +35,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts)
 
     def prompts(self, seed: int) -> list[list[int]]:
-        """Make the prompts; equal seeds give equal ones."""
-        source = random.Random(seed)  # noqa: S311  # load, not secrets
+        """Return the prompts of all requests, which depend on the seed only."""
+        source = random.Random(seed)  # noqa: S311  # not used for secrets
         return [source.choices(range(VOCABULARY), k=self.prompt_tokens) for _ in range(self.concurrency)]
 
 
@@ -45,18 +48,18 @@ _SPECIAL = (
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run measures."""
+    """The plan of a run."""
 
     quick: bool
     rounds: int
-    """Measurements of each case and contender; the figures are medians."""
+    """Number of measurements per case and contender; the report has their medians."""
     cases: list[Case]
     cancelled_streams: int
-    """Streams that are opened and cancelled after their first token, to look at the memory."""
+    """Number of streams that are cancelled after their first token to measure memory growth."""
 
 
 def full_plan() -> Plan:
-    """Give the plan of `make bench`."""
+    """Return the plan of `make bench`."""
     load = [
         Case(step_ms=step_ms, concurrency=concurrency)
         for step_ms, concurrencies in ((5, (16, 64, 128)), (20, (64, 128)))
@@ -66,5 +69,5 @@ def full_plan() -> Plan:
 
 
 def quick_plan() -> Plan:
-    """Give the plan of `make bench QUICK=1`: the cases that the goals are about, once."""
+    """Return the plan of `make bench QUICK=1`: one round of the cases that the goals refer to."""
     return Plan(quick=True, rounds=1, cases=[Case(step_ms=5, concurrency=128), *_SPECIAL], cancelled_streams=2_000)

@@ -1,4 +1,4 @@
-"""The engine's arguments, the same for every contender, and the commands of their servers."""
+"""Engine arguments, identical for all contenders, and the commands that start the servers."""
 
 import dataclasses
 import json
@@ -10,9 +10,9 @@ from tokenwire_server.simulated_device.setup import CONFIG_KEY
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
-"""The environment of the engine: what `tokenwire serve` and vLLM's HTTP server run in."""
+"""Interpreter of the environment with the engine, for `tokenwire serve` and vLLM's HTTP server."""
 BENCH_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
-"""The same with requirements/bench.lock on top. Its smg-grpc-servicer is a plug-in of every vLLM that finds it."""
+"""Interpreter of the same environment plus requirements/bench.lock; vLLM loads smg-grpc-servicer wherever it is installed."""
 
 EXECUTOR = "tokenwire_server.simulated_device.executor.SimulatedExecutor"
 
@@ -20,14 +20,14 @@ _COMMON: dict[str, Any] = {
     "max_model_len": 16_384,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 8_192,
-    # Several contenders share a server, and none shall find the prompts of the one before.
+    # Several contenders share a server; none may benefit from the prompts of the previous one.
     "enable_prefix_caching": False,
 }
-"""Set for all, since defaults differ from entry point to entry point."""
+"""Set explicitly because vLLM's entry points have different defaults."""
 
 
 def arguments(model: str, step_ms: float) -> dict[str, Any]:
-    """Give vLLM's engine arguments: those that `tokenwire serve --simulated-device` sets, and the common ones."""
+    """Return vLLM's engine arguments: the ones that `tokenwire serve --simulated-device` sets, and the common ones."""
     return _COMMON | {
         "model": model,
         "skip_tokenizer_init": True,
@@ -42,19 +42,30 @@ def arguments(model: str, step_ms: float) -> dict[str, Any]:
 
 
 def command(server: str, model: str, step_ms: float, port: int) -> list[str]:
-    """Give the command that starts a server."""
-    where = ["--host", "127.0.0.1", "--port", str(port)]
+    """Return the command that starts a server.
+
+    Args:
+        server: "tokenwire", "smg" or "http".
+        model: the model folder.
+        step_ms: duration of an engine step, in milliseconds.
+        port: TCP port on 127.0.0.1.
+
+    Raises:
+        ValueError: the server is unknown.
+
+    """
+    listen = ["--host", "127.0.0.1", "--port", str(port)]
     match server:
         case "tokenwire":
-            options = [*where, "--simulated-device", f"step_ms={step_ms:g}", *_flags(_COMMON)]
+            options = [*listen, "--simulated-device", f"step_ms={step_ms:g}", *_flags(_COMMON)]
             return [str(PYTHON.with_name("tokenwire")), "serve", model, *options]
         case "smg":
             module = [str(BENCH_PYTHON), "-m", "vllm.entrypoints.launchers.grpc_server"]
-            return [*module, *where, *_flags(arguments(model, step_ms))]
+            return [*module, *listen, *_flags(arguments(model, step_ms))]
         case "http":
             module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--tokens-only"]
-            return [*module, *where, *_flags(arguments(model, step_ms))]
-    raise ValueError(f"no server {server!r}")
+            return [*module, *listen, *_flags(arguments(model, step_ms))]
+    raise ValueError(f"unknown server {server!r}")
 
 
 def _flags(values: dict[str, Any]) -> list[str]:

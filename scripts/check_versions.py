@@ -1,7 +1,7 @@
-"""Check that the client runs on the lowest and on the highest versions that pyproject.toml declares for it.
+"""Check that the client runs with the lowest and the highest versions of its dependencies in pyproject.toml.
 
-Run by `make check`. Each set of versions gets a new environment with the client's own dependencies and nothing else;
-warnings are errors there. uv's cache makes it a matter of seconds.
+Run by `make check`. Each resolution is installed into a new environment that contains only the client's dependencies;
+warnings are errors. With uv's cache this takes seconds.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / ".venv" / "versions"
 
-# Imports the client and all of the stubs, sends a message through bytes and back, and prints the versions.
+# Imports the client and all stubs, serializes and parses a message, and prints the versions.
 PROBE = """
 import importlib, pathlib, sys
 from importlib.metadata import version
@@ -34,7 +34,7 @@ print(*(f"{name} {version(name)}" for name in ("grpcio", "protobuf", "googleapis
 
 
 def check(name: str, resolution: str) -> bool:
-    """Install the client's dependencies by one of uv's resolution strategies and run the probe on them."""
+    """Install the client's dependencies with one of uv's resolution strategies, run the probe and return whether it passed."""
     environment = ENVIRONMENTS / name
     python = environment / "bin" / "python"
     uv: list[str | Path] = [ROOT / ".venv" / "bin" / "uv", "--quiet"]
@@ -54,7 +54,7 @@ def check(name: str, resolution: str) -> bool:
 
 
 def main() -> int:
-    """Check both ends of the range; fail if either fails."""
+    """Check both resolutions and return the exit code."""
     results = [check("lowest", "lowest-direct"), check("highest", "highest")]
     return 0 if all(results) else 1
 

@@ -1,7 +1,7 @@
 """Ask a real model a question through gRPC: what `make demo` runs.
 
-Starts `tokenwire serve` with the demo model on the CPU engine, makes the prompt's token ids on this side, streams the
-answer's token ids, makes text of them, and stops the server.
+Starts `tokenwire serve` with the demo model on the CPU engine, tokenizes the prompt on the client side, streams the
+output token ids, detokenizes them, and stops the server.
 """
 
 import asyncio
@@ -22,31 +22,32 @@ from tokenwire_server.demo_model import DemoModelError, ensure_demo_model
 
 QUESTION = "How many countries are in the European Union?"
 
-# One question needs little: 256 MB of KV cache, and no minute of torch.compile before the first token.
+# For one question, 256 MB of KV cache are enough, and torch.compile is not worth the minute that it takes.
 ENGINE_OPTIONS = [
     *("--max-model-len", "2048"),
     *("--kv-cache-memory-bytes", "268435456"),
     *("--gpu-memory-utilization", "0.2"),
     "--enforce-eager",
 ]
-# vLLM asks nobody for anything.
+# vLLM neither contacts the Hugging Face Hub nor reports usage statistics.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 STOP_TIMEOUT = 30
+"""Seconds for the server to shut down before it is killed."""
 LOG_LINES_SHOWN = 40
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message is for a person."""
+    """The demo failed. The message is one line."""
 
 
-def say(text: str) -> None:
+def log_progress(text: str) -> None:
     """Print a line of progress."""
     print(f"demo: {text}", flush=True)
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody uses now."""
+    """Return a TCP port that is currently free on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -55,10 +56,20 @@ def free_port() -> int:
 
 @contextmanager
 def running_server(model: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `tokenwire serve`; it and its engine process are gone when the block is left, however that happens."""
+    """Run `tokenwire serve` inside this block; the server and its engine process end with the block in every case.
+
+    Args:
+        model: the model folder.
+        port: TCP port on 127.0.0.1.
+        log: file for the server's output.
+
+    Yields:
+        The server process.
+
+    """
     command: list[str | Path] = [Path(sys.executable).with_name("tokenwire"), "serve", model, "--port", str(port)]
     with log.open("wb") as output:
-        # In a session of its own, where Ctrl-C does not reach it: the demo stops it in order.
+        # In its own session, so that Ctrl-C does not reach it: the demo shuts it down.
         server = subprocess.Popen(
             [*command, *ENGINE_OPTIONS],
             stdin=subprocess.DEVNULL,
@@ -70,57 +81,69 @@ def running_server(model: Path, port: int, log: Path) -> Iterator[subprocess.Pop
     try:
         yield server
     finally:
-        say("stopping the server")
+        log_progress("stopping the server")
         server.terminate()
         try:
             server.wait(STOP_TIMEOUT)
         finally:
-            # What is left now hangs, or the person has pressed Ctrl-C once more.
+            # Kill what remains: it hangs, or Ctrl-C was pressed a second time.
             with suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
 
 
 async def wait_ready(client: tokenwire.AsyncClient, server: subprocess.Popen[bytes]) -> None:
-    """Wait until the server takes requests; fail as soon as it has ended."""
+    """Wait until the server is ready.
+
+    Raises:
+        DemoError: the server exited.
+
+    """
     ready = asyncio.create_task(client.wait_ready())
-    ended = asyncio.create_task(_ended(server))
+    exited = asyncio.create_task(_wait_for_exit(server))
     try:
-        await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            raise DemoError(f"the server ended with exit code {server.returncode}")
+        await asyncio.wait({ready, exited}, return_when=asyncio.FIRST_COMPLETED)
+        if exited.done():
+            raise DemoError(f"the server exited with code {server.returncode}")
         await ready
     finally:
         ready.cancel()
-        ended.cancel()
+        exited.cancel()
 
 
-async def _ended(server: subprocess.Popen[bytes]) -> None:
-    while server.poll() is None:  # noqa: ASYNC110  # a process tells nobody that it has ended
+async def _wait_for_exit(server: subprocess.Popen[bytes]) -> None:
+    while server.poll() is None:  # noqa: ASYNC110  # Popen has no event for it
         await asyncio.sleep(0.2)
 
 
 def load_tokenizer(model: Path) -> Any:
-    """Return the tokenizer of a model's folder; the import alone takes seconds."""
+    """Return the tokenizer in a model folder; the import alone takes seconds."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     return AutoTokenizer.from_pretrained(model)
 
 
 async def ask(model: Path, port: int, server: subprocess.Popen[bytes]) -> None:
-    """Wait for the server, ask the question and show the answer."""
+    """Wait for the server, send the question and print the answer.
+
+    Args:
+        model: the model folder, which contains the tokenizer.
+        port: TCP port of the server.
+        server: the server process.
+
+    """
     async with tokenwire.AsyncClient(f"127.0.0.1:{port}") as client:
         started = time.monotonic()
-        say("starting vLLM with the model on the CPU (15 to 30 seconds)")
-        # While the engine starts.
+        log_progress("starting vLLM with the model on the CPU (15 to 30 seconds)")
+        # Meanwhile the engine starts.
         tokenizer = await asyncio.to_thread(load_tokenizer, model)
         await wait_ready(client, server)
-        say(f"ready after {time.monotonic() - started:.0f} seconds")
+        log_progress(f"ready after {time.monotonic() - started:.0f} seconds")
 
         messages = [{"role": "user", "content": QUESTION}]
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        say(f"question: {QUESTION}")
-        say(f"sending {len(prompt)} token ids: {prompt}")
+        log_progress(f"question: {QUESTION}")
+        log_progress(f"sending {len(prompt)} token ids: {prompt}")
 
         answer: list[int] = []
         started = time.monotonic()
@@ -130,13 +153,13 @@ async def ask(model: Path, port: int, server: subprocess.Popen[bytes]) -> None:
                 print(*delta.token_ids, end=" ", flush=True)
         print()
         seconds = time.monotonic() - started
-        say(f"received {len(answer)} token ids in {seconds:.1f} s, as they came")
-        say(f"answer: {tokenizer.decode(answer, skip_special_tokens=True)}")
+        log_progress(f"received {len(answer)} token ids in {seconds:.1f} s, streamed")
+        log_progress(f"answer: {tokenizer.decode(answer, skip_special_tokens=True)}")
 
 
 def demo(log: Path) -> None:
-    """Run the demo; the server writes to `log`."""
-    model = ensure_demo_model(progress=say)
+    """Run the demo; `log` receives the output of the server."""
+    model = ensure_demo_model(progress=log_progress)
     port = free_port()
     with running_server(model, port, log) as server:
         asyncio.run(ask(model, port, server))
@@ -144,7 +167,7 @@ def demo(log: Path) -> None:
 
 def main() -> int:
     """Run the demo and return its exit code."""
-    # A closed terminal or a `kill` must not leave the server behind either.
+    # As for Ctrl-C: the server must also end when the demo is killed or its terminal is closed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     descriptor, name = tempfile.mkstemp(prefix="tokenwire-demo-", suffix=".log")
@@ -155,7 +178,7 @@ def main() -> int:
     except (DemoError, DemoModelError, tokenwire.TokenwireError) as error:
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
         print(*lines, sep="\n", file=sys.stderr)
-        print(f"demo: error: {error}; all of the server's log is in {log}", file=sys.stderr)
+        print(f"demo: error: {error}; the complete server log is in {log}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)

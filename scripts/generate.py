@@ -1,8 +1,8 @@
-"""Generate the typed Python stubs from `protos/`, or check that the committed ones are up to date.
+"""Generate the typed Python stubs from `protos/`, or check that the committed stubs are up to date.
 
 Run by `make generate` and `make check` with the interpreter of `.venv-generate` (requirements/generate.lock): its protoc
-emits protobuf gencode 6.31.1 and grpc code for 1.74, the lowest versions that the client supports, so it stays apart
-from the engine's environment, which has the newest.
+generates code for protobuf 6.31.1 and grpcio 1.74, the lowest versions that the client supports. It is separate from the
+engine's environment, which has the newest versions.
 """
 
 import argparse
@@ -15,24 +15,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-# The proto package path is the Python import path, so generated imports need no rewriting.
+# The proto package is also the Python import path, so generated imports need no rewriting.
 PACKAGE = Path("tokenwire/v1")
 COMMITTED = ROOT / "client" / PACKAGE
 PACKAGE_INIT = '"""Generated stubs of the `tokenwire.v1` contract; `make generate` writes this package."""\n'
 
 
 def generate(target: Path) -> None:
-    """Write the stubs of every proto file into `target`, a package root."""
+    """Write the stubs of all proto files into `target`, a package root."""
     sources = sorted(path.relative_to(PROTOS).as_posix() for path in (PROTOS / PACKAGE).glob("*.proto"))
     if not sources:
         sys.exit(f"generate: no proto files in {PROTOS / PACKAGE}")
-    # protoc finds protoc-gen-mypy and protoc-gen-mypy_grpc through PATH.
+    # protoc looks up protoc-gen-mypy and protoc-gen-mypy_grpc in PATH.
     plugins = Path(sys.executable).parent
     environment = os.environ | {"PATH": f"{plugins}{os.pathsep}{os.environ.get('PATH', '')}"}
     command = [
         *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={PROTOS}"),
         *(f"--python_out={target}", f"--grpc_python_out={target}", f"--mypy_out=quiet:{target}"),
-        # `only_async` is the spelling that works; the plugin's README says `async_only`, which it silently ignores.
+        # The plugin's README documents `async_only`, which it silently ignores; `only_async` works.
         f"--mypy_grpc_out=quiet,only_async:{target}",
         *sources,
     ]
@@ -43,25 +43,25 @@ def generate(target: Path) -> None:
 
 
 def contents(package: Path) -> dict[str, str]:
-    """Return the text of every Python file of a package folder, by name."""
+    """Return the text of all Python files in a package folder, by name."""
     return {path.name: path.read_text() for path in sorted(package.glob("*.py*")) if path.suffix in {".py", ".pyi"}}
 
 
 def differences(committed: dict[str, str], fresh: dict[str, str]) -> list[str]:
-    """Return the lines of a unified diff from the committed stubs to fresh ones."""
+    """Return the lines of a unified diff from the committed to the generated stubs."""
     lines: list[str] = []
     for name in sorted(committed.keys() | fresh.keys()):
         before = committed.get(name, "").splitlines(keepends=True)
         after = fresh.get(name, "").splitlines(keepends=True)
         lines += difflib.unified_diff(before, after, f"committed/{name}", f"generated/{name}")
-        # An empty diff still is a difference where a whole (empty) file is missing on one side.
+        # The diff is empty if an empty file is missing on one side.
         if (name in committed) != (name in fresh):
             lines.append(f"only in {'committed' if name in committed else 'generated'}: {name}\n")
     return lines
 
 
 def main() -> int:
-    """Generate the stubs; with --check write nothing and fail on a difference."""
+    """Generate the stubs and return the exit code; with --check write nothing and fail if the stubs differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="compare with the committed stubs and write nothing")
     check = parser.parse_args().check

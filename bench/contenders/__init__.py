@@ -1,4 +1,4 @@
-"""The contenders: one module each, imported only in the process that runs it."""
+"""The contenders, one module each, which is imported only in the process that runs it."""
 
 import importlib
 from typing import NamedTuple
@@ -7,17 +7,20 @@ from bench.cases import Case
 from bench.contenders.base import Contender
 
 
-class Entry(NamedTuple):
-    """A contender, as the runner knows it."""
+class ContenderInfo(NamedTuple):
+    """The properties of a contender."""
 
     label: str
+    """Name in tables and plots."""
     server: str | None
-    """Which server it needs; None: it is its own."""
+    """Name of its server; None if the engine runs in the caller."""
     streams: bool = True
+    """Whether it streams tokens."""
     unary: bool = False
+    """Whether it takes part in unary cases."""
 
-    def takes(self, case: Case) -> bool:
-        """Whether it takes part in a case. A case of streams may be answered in whole by those that can only do that."""
+    def supports(self, case: Case) -> bool:
+        """Return whether the contender takes part in a case; one without streams takes part in plain stream cases too."""
         return self.unary if case.unary else self.streams or case.logprobs is None
 
 
@@ -30,18 +33,18 @@ UNARY = "generate"
 HTTP = "http"
 
 CONTENDERS = {
-    MULTIPLEX: Entry("tokenwire Multiplex, step view", "tokenwire"),
-    TYPED: Entry("tokenwire Multiplex, typed streams", "tokenwire"),
-    STREAM: Entry("tokenwire GenerateStream", "tokenwire"),
-    UNARY: Entry("tokenwire Generate", "tokenwire", streams=False, unary=True),
-    IN_PROCESS: Entry("in-process AsyncLLM.generate", None, unary=True),
-    SMG: Entry("smg-grpc-servicer", "smg", unary=True),
-    HTTP: Entry("vLLM HTTP /inference/v1/generate", "http", unary=True),
+    MULTIPLEX: ContenderInfo("tokenwire Multiplex, step view", "tokenwire"),
+    TYPED: ContenderInfo("tokenwire Multiplex, typed streams", "tokenwire"),
+    STREAM: ContenderInfo("tokenwire GenerateStream", "tokenwire"),
+    UNARY: ContenderInfo("tokenwire Generate", "tokenwire", streams=False, unary=True),
+    IN_PROCESS: ContenderInfo("in-process AsyncLLM.generate", None, unary=True),
+    SMG: ContenderInfo("smg-grpc-servicer", "smg", unary=True),
+    HTTP: ContenderInfo("vLLM HTTP /inference/v1/generate", "http", unary=True),
 }
-"""By the names of their modules."""
+"""All contenders, by the name of their module."""
 
 
 def load(name: str) -> Contender:
-    """Import a contender and make it."""
+    """Import and create a contender."""
     contender: Contender = importlib.import_module(f"bench.contenders.{name}").make()
     return contender

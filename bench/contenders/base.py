@@ -1,26 +1,40 @@
-"""What a contender is."""
+"""The protocols that contenders implement."""
 
 from typing import Protocol
 
 from bench.cases import Case
-from bench.measure import Seen
+from bench.measure import Received
 
 
 class Contender(Protocol):
-    """A caller of one of the interfaces. It keeps its connection from case to case."""
+    """A client of one of the interfaces, with one connection for all cases."""
 
     async def open(self, address: str) -> None:
-        """Connect; start the engine where there is no server."""
+        """Connect to the server, or start the engine if there is no server."""
 
-    async def run(self, case: Case, prompts: list[list[int]], seen: Seen) -> None:
-        """Start a request for each prompt at once and note what comes, until all have ended."""
+    async def run(self, case: Case, prompts: list[list[int]], received: Received) -> None:
+        """Start one request per prompt at once and record the outputs until all have finished.
+
+        Args:
+            case: number of output tokens and other parameters.
+            prompts: token ids of the prompts.
+            received: records the outputs.
+
+        """
 
     async def close(self) -> None:
         """Disconnect."""
 
 
-class CancelsStreams(Contender, Protocol):
-    """One that can also open streams and cancel them."""
+class CancellingContender(Contender, Protocol):
+    """A contender that can also cancel streams."""
 
     async def cancel(self, prompt: list[int], streams: int, concurrency: int) -> None:
-        """Open so many streams and cancel each after its first token."""
+        """Open streams and cancel each after its first token.
+
+        Args:
+            prompt: token ids of the prompt.
+            streams: total number of streams.
+            concurrency: number of concurrent streams.
+
+        """

@@ -1,4 +1,4 @@
-"""tokenwire GenerateStream, by the typed client."""
+"""tokenwire GenerateStream with the typed client."""
 
 import asyncio
 import time
@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from typing_extensions import override
 
 from bench.cases import Case
-from bench.contenders.base import CancelsStreams
-from bench.measure import Seen
+from bench.contenders.base import CancellingContender
+from bench.measure import Received
 from tokenwire import AsyncClient, Delta, SamplingParams
 
 
-class GenerateStreamContender(CancelsStreams):
-    """A call for each request."""
+class GenerateStreamContender(CancellingContender):
+    """One call per request."""
 
     _client: AsyncClient
 
@@ -22,17 +22,17 @@ class GenerateStreamContender(CancelsStreams):
         self._client = AsyncClient(address)
 
     @override
-    async def run(self, case: Case, prompts: list[list[int]], seen: Seen) -> None:
+    async def run(self, case: Case, prompts: list[list[int]], received: Received) -> None:
         params = sampling_params(case)
-        await asyncio.gather(*(self._one(prompt, params, number, seen) for number, prompt in enumerate(prompts)))
+        await asyncio.gather(*(self._one(prompt, params, number, received) for number, prompt in enumerate(prompts)))
 
     @override
     async def cancel(self, prompt: list[int], streams: int, concurrency: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=1_000, ignore_eos=True)
-        left = iter(range(streams))
+        remaining = iter(range(streams))
 
         async def worker() -> None:
-            for _ in left:
+            for _ in remaining:
                 async with self._client.stream(prompt, params) as deltas:
                     await anext(deltas)
 
@@ -42,14 +42,21 @@ class GenerateStreamContender(CancelsStreams):
     async def close(self) -> None:
         await self._client.close()
 
-    async def _one(self, prompt: list[int], params: SamplingParams, number: int, seen: Seen) -> None:
+    async def _one(self, prompt: list[int], params: SamplingParams, number: int, received: Received) -> None:
         async with self._client.stream(prompt, params) as deltas:
-            await read(deltas, number, seen)
+            await read(deltas, number, received)
 
 
-async def read(deltas: AsyncIterator[Delta], number: int, seen: Seen) -> None:
-    """Read a request's deltas to their end and note them."""
-    tokens, times, logprobs = seen.tokens[number], seen.times[number], seen.logprobs[number]
+async def read(deltas: AsyncIterator[Delta], number: int, received: Received) -> None:
+    """Read and record the deltas of a request until it has finished.
+
+    Args:
+        deltas: the deltas.
+        number: index of the request in its case.
+        received: records the outputs.
+
+    """
+    tokens, times, logprobs = received.tokens[number], received.times[number], received.logprobs[number]
     async for delta in deltas:
         for output in delta.outputs:
             if output.token_ids:
@@ -60,10 +67,10 @@ async def read(deltas: AsyncIterator[Delta], number: int, seen: Seen) -> None:
 
 
 def sampling_params(case: Case) -> SamplingParams:
-    """Give the parameters of a case's requests."""
+    """Return the sampling parameters of a case."""
     return SamplingParams(temperature=0.0, max_tokens=case.output_tokens, ignore_eos=True, logprobs=case.logprobs)
 
 
 def make() -> GenerateStreamContender:
-    """Make the contender."""
+    """Create the contender."""
     return GenerateStreamContender()

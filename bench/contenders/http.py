@@ -1,4 +1,4 @@
-"""vLLM's HTTP server with --tokens-only: /inference/v1/generate, as server-sent events, by aiohttp and msgspec."""
+"""vLLM's HTTP server with --tokens-only: server-sent events from /inference/v1/generate, with aiohttp and msgspec."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from bench.cases import Case
 from bench.contenders.base import Contender
-from bench.measure import Seen
+from bench.measure import Received
 
 _PREFIX = b"data: "
 _END = b"[DONE]"
@@ -29,13 +29,13 @@ class _Choice(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """What is needed of an event, or of a whole answer."""
+    """The fields that are read from an event or a unary response."""
 
     choices: list[_Choice] = []
 
 
 class HttpContender(Contender):
-    """A call for each request, each on a connection of its own."""
+    """One call per request, each on its own connection."""
 
     _session: aiohttp.ClientSession
 
@@ -46,41 +46,41 @@ class HttpContender(Contender):
     async def open(self, address: str) -> None:
         self._session = aiohttp.ClientSession(
             f"http://{address}",
-            # Shorter than the server's 5 s, which would otherwise close a connection just as it is used again.
+            # Below the 5 s of the server, which could otherwise close a connection while it is being reused.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
             json_serialize=lambda value: msgspec.json.encode(value).decode(),
             timeout=aiohttp.ClientTimeout(None),
         )
 
     @override
-    async def run(self, case: Case, prompts: list[list[int]], seen: Seen) -> None:
-        await asyncio.gather(*(self._one(case, prompt, number, seen) for number, prompt in enumerate(prompts)))
+    async def run(self, case: Case, prompts: list[list[int]], received: Received) -> None:
+        await asyncio.gather(*(self._one(case, prompt, number, received) for number, prompt in enumerate(prompts)))
 
     @override
     async def close(self) -> None:
         await self._session.close()
 
-    async def _one(self, case: Case, prompt: list[int], number: int, seen: Seen) -> None:
+    async def _one(self, case: Case, prompt: list[int], number: int, received: Received) -> None:
         params = {"temperature": 0.0, "max_tokens": case.output_tokens, "ignore_eos": True, "logprobs": case.logprobs}
         body = {"token_ids": prompt, "sampling_params": params, "stream": not case.unary}
         async with self._session.post("/inference/v1/generate", json=body) as response:
             response.raise_for_status()
             if case.unary:
-                self._note(await response.read(), number, seen)
+                self._record(await response.read(), number, received)
                 return
             async for line in response.content:
                 if line.startswith(_PREFIX) and not line.startswith(_END, len(_PREFIX)):
-                    self._note(line[len(_PREFIX) :], number, seen)
+                    self._record(line[len(_PREFIX) :], number, received)
 
-    def _note(self, text: bytes, number: int, seen: Seen) -> None:
+    def _record(self, text: bytes, number: int, received: Received) -> None:
         for choice in self._decode(text).choices:
             if choice.token_ids:
-                seen.times[number].append(time.perf_counter())
-                seen.tokens[number].extend(choice.token_ids)
+                received.times[number].append(time.perf_counter())
+                received.tokens[number].extend(choice.token_ids)
             if choice.logprobs is not None:
-                seen.logprobs[number].extend(item.logprob for item in choice.logprobs.content)
+                received.logprobs[number].extend(item.logprob for item in choice.logprobs.content)
 
 
 def make() -> HttpContender:
-    """Make the contender."""
+    """Create the contender."""
     return HttpContender()

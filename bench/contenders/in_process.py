@@ -1,6 +1,6 @@
-"""AsyncLLM in the caller's own process: `generate()` of all requests merged to one stream, which a transport would send.
+"""AsyncLLM in the process of the caller: `generate()` of all requests, merged into one queue.
 
-There is no transport, so this is the floor for servers that take vLLM's ordinary way.
+Without a transport, this is the lower bound for servers that use vLLM's output processor.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from bench import engine
 from bench.cases import Case
 from bench.contenders.base import Contender
-from bench.measure import Seen
+from bench.measure import Received
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
 
 class InProcessContender(Contender):
-    """The engine, in this process."""
+    """The engine in this process."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -39,7 +39,7 @@ class InProcessContender(Contender):
         gc.freeze()
 
     @override
-    async def run(self, case: Case, prompts: list[list[int]], seen: Seen) -> None:
+    async def run(self, case: Case, prompts: list[list[int]], received: Received) -> None:
         params = SamplingParams(
             temperature=0.0,
             max_tokens=case.output_tokens,
@@ -60,11 +60,11 @@ class InProcessContender(Contender):
         while live:
             number, completion = await merged.get()
             if completion.token_ids:
-                seen.times[number].append(time.perf_counter())
-                seen.tokens[number].extend(completion.token_ids)
+                received.times[number].append(time.perf_counter())
+                received.tokens[number].extend(completion.token_ids)
             if completion.logprobs is not None:
                 pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-                seen.logprobs[number].extend(at[token].logprob for token, at in pairs)
+                received.logprobs[number].extend(at[token].logprob for token, at in pairs)
             live -= completion.finish_reason is not None
         await asyncio.gather(*tasks)
 
@@ -74,5 +74,5 @@ class InProcessContender(Contender):
 
 
 def make() -> InProcessContender:
-    """Make the contender."""
+    """Create the contender."""
     return InProcessContender()

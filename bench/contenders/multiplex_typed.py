@@ -1,4 +1,4 @@
-"""tokenwire Multiplex with a typed stream and a task for each request."""
+"""tokenwire Multiplex with a typed stream and a task per request."""
 
 import asyncio
 
@@ -7,12 +7,12 @@ from typing_extensions import override
 from bench.cases import Case
 from bench.contenders.base import Contender
 from bench.contenders.generate_stream import read, sampling_params
-from bench.measure import Seen
+from bench.measure import Received
 from tokenwire import AsyncClient, Multiplex, MultiplexedStream
 
 
 class TypedMultiplexContender(Contender):
-    """One stream for all requests of all cases."""
+    """One Multiplex stream for all requests of all cases."""
 
     _client: AsyncClient
     _multiplex: Multiplex
@@ -23,21 +23,21 @@ class TypedMultiplexContender(Contender):
         self._multiplex = await self._client.multiplex().__aenter__()
 
     @override
-    async def run(self, case: Case, prompts: list[list[int]], seen: Seen) -> None:
+    async def run(self, case: Case, prompts: list[list[int]], received: Received) -> None:
         params = sampling_params(case)
         streams = [self._multiplex.submit(prompt, params) for prompt in prompts]
-        await asyncio.gather(*(self._one(stream, number, seen) for number, stream in enumerate(streams)))
+        await asyncio.gather(*(self._one(stream, number, received) for number, stream in enumerate(streams)))
 
     @override
     async def close(self) -> None:
         await self._multiplex.__aexit__(None, None, None)
         await self._client.close()
 
-    async def _one(self, stream: MultiplexedStream, number: int, seen: Seen) -> None:
+    async def _one(self, stream: MultiplexedStream, number: int, received: Received) -> None:
         async with stream as deltas:
-            await read(deltas, number, seen)
+            await read(deltas, number, received)
 
 
 def make() -> TypedMultiplexContender:
-    """Make the contender."""
+    """Create the contender."""
     return TypedMultiplexContender()

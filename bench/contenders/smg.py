@@ -1,4 +1,4 @@
-"""smg-grpc-servicer behind vLLM's gRPC launcher, by the raw stub of smg-grpc-proto, with token ids as the prompt."""
+"""smg-grpc-servicer in vLLM's gRPC launcher, called with token ids through the generated stub of smg-grpc-proto."""
 
 import asyncio
 import itertools
@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from bench.cases import Case
 from bench.contenders.base import Contender
-from bench.measure import Seen
+from bench.measure import Received
 
 
 class SmgContender(Contender):
-    """A call for each request."""
+    """One call per request."""
 
     _channel: grpc.aio.Channel
 
@@ -28,18 +28,22 @@ class SmgContender(Contender):
         self._stub = vllm_engine_pb2_grpc.VllmEngineStub(self._channel)
 
     @override
-    async def run(self, case: Case, prompts: list[list[int]], seen: Seen) -> None:
+    async def run(self, case: Case, prompts: list[list[int]], received: Received) -> None:
         params = pb.SamplingParams(
             temperature=0.0, max_tokens=case.output_tokens, ignore_eos=True, logprobs=case.logprobs
         )
-        await asyncio.gather(*(self._one(case, prompt, params, number, seen) for number, prompt in enumerate(prompts)))
+        await asyncio.gather(
+            *(self._one(case, prompt, params, number, received) for number, prompt in enumerate(prompts))
+        )
 
     @override
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _one(self, case: Case, prompt: list[int], params: pb.SamplingParams, number: int, seen: Seen) -> None:
-        tokens, times, logprobs = seen.tokens[number], seen.times[number], seen.logprobs[number]
+    async def _one(
+        self, case: Case, prompt: list[int], params: pb.SamplingParams, number: int, received: Received
+    ) -> None:
+        tokens, times, logprobs = received.tokens[number], received.times[number], received.logprobs[number]
         request = pb.GenerateRequest(
             request_id=f"smg-{next(self._numbers)}",
             tokenized=pb.TokenizedInput(input_ids=prompt),
@@ -55,11 +59,11 @@ class SmgContender(Contender):
                 if chunk.HasField("output_logprobs"):
                     logprobs.extend(chunk.output_logprobs.token_logprobs)
             elif case.unary:
-                # Of a stream, this message repeats all tokens.
+                # In a stream, this message repeats all tokens.
                 times.append(time.perf_counter())
                 tokens.extend(message.complete.output_ids)
 
 
 def make() -> SmgContender:
-    """Make the contender."""
+    """Create the contender."""
     return SmgContender()

@@ -1,4 +1,4 @@
-"""The client of a tokenwire server: token ids in, token ids out, over gRPC.
+"""Client of a tokenwire server: token ids in, token ids out, over gRPC.
 
     import tokenwire
 
@@ -8,7 +8,7 @@
             async for delta in deltas:
                 print(delta.token_ids)
 
-`Client` is the same without an event loop. Everything that is raised is a `TokenwireError`.
+`Client` is the same for code without an event loop. Every exception of the client is a `TokenwireError`.
 """
 
 from tokenwire._abort import AbortOutcome, AbortResult
@@ -46,8 +46,7 @@ from tokenwire._errors import (
 from tokenwire._health import HealthStatus
 from tokenwire._input import GenerationOptions
 from tokenwire._logprobs import Logprobs, PromptLogprobs
-from tokenwire._multiplex import Multiplex
-from tokenwire._multiplex_step import (
+from tokenwire._multiplex.step import (
     MultiplexAccepted,
     MultiplexFailure,
     MultiplexFinish,
@@ -56,8 +55,8 @@ from tokenwire._multiplex_step import (
     MultiplexRejection,
     MultiplexStep,
 )
-from tokenwire._multiplex_steps import MultiplexSteps
-from tokenwire._multiplex_stream import MultiplexedStream
+from tokenwire._multiplex.step_view import MultiplexSteps
+from tokenwire._multiplex.typed_view import Multiplex, MultiplexedStream
 from tokenwire._results import Delta, GenerateResult, Timing, Usage
 from tokenwire._sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from tokenwire._sequence import (

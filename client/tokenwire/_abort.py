@@ -1,4 +1,4 @@
-"""What `abort` says of each id."""
+"""The result of `abort` for each request id."""
 
 from enum import StrEnum
 
@@ -8,18 +8,18 @@ from tokenwire.v1 import engine_service_pb2 as pb
 
 
 class AbortOutcome(StrEnum):
-    """What became of an id in an abort: what the generating call itself was told."""
+    """The outcome of an abort for one id. It agrees with the finish reason that the generating call reports."""
 
     ABORTED = "aborted"
-    """The request's own last message says ABORT."""
+    """The request ends with the finish reason ABORT."""
     ALREADY_FINISHED = "already_finished"
-    """The request had ended in another way before. Known for a while after its end."""
+    """The request had finished in another way. Finished ids are kept for a limited time."""
     NOT_FOUND = "not_found"
-    """No request of that id is live or known."""
+    """No live or recently finished request has this id."""
     REMEMBERED = "remembered"
-    """No request of that id is live or known; one that arrives in time will end with ABORT."""
+    """No live or recently finished request has this id; a request with this id that arrives in time ends with ABORT."""
     UNKNOWN = "unknown"
-    """An outcome that a later server has and this client does not know."""
+    """The server is newer than this client and returned an outcome that the client does not know."""
 
 
 _OUTCOMES: dict[int, AbortOutcome] = {
@@ -31,14 +31,14 @@ _OUTCOMES: dict[int, AbortOutcome] = {
 
 
 class AbortResult(msgspec.Struct, frozen=True):
-    """What became of one id."""
+    """The outcome for one id."""
 
     request_id: str
-    """The id."""
+    """The request's id."""
     outcome: AbortOutcome
-    """What became of it."""
+    """What happened to the request."""
 
     @classmethod
     def from_proto(cls, message: pb.AbortResult) -> "AbortResult":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(message.request_id, _OUTCOMES.get(message.outcome, AbortOutcome.UNKNOWN))

@@ -1,4 +1,4 @@
-"""The blocking client: the same code as AsyncClient, run in a background thread."""
+"""The blocking client: AsyncClient, run in a background thread."""
 
 import contextlib
 import weakref
@@ -22,10 +22,10 @@ from tokenwire._stream import AsyncDeltaStream
 
 
 class DeltaStream(Iterator[Delta]):
-    """The deltas of one request, for `for`. Leaving it early ends the request on the server.
+    """Iterates over the deltas of one request. Leaving it early aborts the request on the server.
 
-    `with` is the form that is guaranteed; a bare `for` that is left early cancels when the stream object is dropped, as
-    `AsyncDeltaStream` says. Ctrl-C while it waits cancels too.
+    The request is aborted when the stream's `with` block is left, by `close()`, and by Ctrl-C during a read. A bare
+    `for` that is left early aborts it only when the stream object is garbage-collected; see `AsyncDeltaStream`.
     """
 
     def __init__(self, thread: LoopThread, stream: AsyncDeltaStream) -> None:
@@ -38,15 +38,15 @@ class DeltaStream(Iterator[Delta]):
         return self
 
     def __next__(self) -> Delta:
-        """Give the next delta. Raises what `AsyncDeltaStream` raises."""
+        """Return the next delta. Raises the same errors as `AsyncDeltaStream`."""
         delta = self._thread.run(_next(self._stream))
         if delta is None:
             raise StopIteration
         return delta
 
     def close(self) -> None:
-        """Cancel the request, if it still runs. May be called again."""
-        # Closing the client has cancelled it too.
+        """Abort the request unless it has finished. Safe to call again."""
+        # A closed client has already cancelled the call.
         with contextlib.suppress(ClientClosedError):
             self._thread.run(self._stream.aclose())
 
@@ -60,30 +60,30 @@ class DeltaStream(Iterator[Delta]):
 
 
 class Client:
-    """A remote engine, for code without an event loop.
+    """A client of one tokenwire server, for code without an event loop.
 
         with tokenwire.Client("127.0.0.1:50051") as client:
             result = client.generate([1, 2, 3], tokenwire.SamplingParams(max_tokens=16))
 
-    Arguments, results and errors are those of `AsyncClient`, which does the work in a background thread. Any number of
-    threads may use one client. It does not survive a fork, nor does gRPC itself:
-    start other processes by spawn, or fork before the first client. In an event loop use `AsyncClient`;
-    this one would stop the loop.
+    Arguments, results and errors are those of `AsyncClient`, which does the work in a background thread. One client may
+    be used from any number of threads. It cannot be used in a forked child process, and neither can gRPC: start
+    processes with spawn, or fork before creating the first client. Do not use it inside an event loop, which it would
+    block: use `AsyncClient` there.
 
-    Ctrl-C while a call waits cancels the call on the server.
+    Ctrl-C during a call cancels the call, and the server aborts the request.
 
-    `multiplex` and `multiplex_steps` are AsyncClient's alone: they are for those who wait for many things at once.
+    `multiplex` and `multiplex_steps` are only on `AsyncClient`: their callers wait for many requests at once.
     """
 
     def __init__(self, target: str = DEFAULT_TARGET, **options: Unpack[ClientOptions]) -> None:
         self._client = AsyncClient(target, **options)
         self._thread = LoopThread()
-        # Also runs when the client is dropped, and before the interpreter ends.
+        # Also runs when the client is garbage-collected and at interpreter exit.
         self._finalizer = weakref.finalize(self, _stop, self._thread, self._client)
 
     @property
     def target(self) -> str:
-        """The server's address, as given."""
+        """The server's address, as passed to the constructor."""
         return self._client.target
 
     def generate(
@@ -95,7 +95,23 @@ class Client:
         metadata: Metadata | None = None,
         **options: Unpack[GenerationOptions],
     ) -> GenerateResult:
-        """Continue a prompt and return when all sequences have ended; see `AsyncClient.generate`."""
+        """Generate tokens for a prompt and return when all sequences have finished; see `AsyncClient.generate`.
+
+        Args:
+            prompt_token_ids: token ids of the prompt, at least one, each in the model's vocabulary.
+            sampling_params: how to sample. None: the model's defaults.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+            **options: fields of `GenerationOptions`.
+
+        Returns:
+            All sequences, with usage and timing.
+
+        Raises:
+            InvalidArgumentError: a value is invalid or cannot be encoded.
+            TokenwireError: the call failed in another way; see `AsyncClient`.
+
+        """
         call = self._client.generate(prompt_token_ids, sampling_params, timeout=timeout, metadata=metadata, **options)
         return self._thread.run(call)
 
@@ -108,7 +124,23 @@ class Client:
         metadata: Metadata | None = None,
         **options: Unpack[GenerationOptions],
     ) -> DeltaStream:
-        """Continue a prompt and give the new tokens as they come; see `AsyncClient.stream`."""
+        """Generate tokens for a prompt and return them as they arrive; see `AsyncClient.stream`.
+
+        Args:
+            prompt_token_ids: token ids of the prompt, at least one, each in the model's vocabulary.
+            sampling_params: how to sample. None: the model's defaults.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+            **options: fields of `GenerationOptions`.
+
+        Returns:
+            The stream of deltas of a request that has been started. The first read raises what the server refuses.
+
+        Raises:
+            InvalidArgumentError: a value cannot be encoded.
+            ClientClosedError: the client is closed.
+
+        """
 
         async def start() -> AsyncDeltaStream:
             return self._client.stream(prompt_token_ids, sampling_params, timeout=timeout, metadata=metadata, **options)
@@ -123,24 +155,53 @@ class Client:
         timeout: float | None = None,
         metadata: Metadata | None = None,
     ) -> list[AbortResult]:
-        """Abort requests by their ids and return when the engine has let go of them; see `AsyncClient.abort`."""
+        """Abort requests by id and return when the engine has aborted them; see `AsyncClient.abort`.
+
+        Args:
+            request_ids: the requests' ids, 1 to 10,000.
+            remember_unknown_for: seconds, above 0 and up to 3,600, for which unknown ids are remembered: a request with
+                such an id that arrives later ends with ABORT immediately. None: unknown ids are not remembered.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            One result per id, in the order given.
+
+        Raises:
+            InvalidArgumentError: the list of ids is empty or too long, or a value is invalid.
+            TokenwireError: the call failed in another way; see `AsyncClient`.
+
+        """
         call = self._client.abort(
             request_ids, remember_unknown_for=remember_unknown_for, timeout=timeout, metadata=metadata
         )
         return self._thread.run(call)
 
     def engine_info(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> EngineInfo:
-        """Ask what the engine is and can do."""
+        """Return the engine's model, limits, features and versions."""
         return self._thread.run(self._client.engine_info(timeout=timeout, metadata=metadata))
 
     def engine_load(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> EngineLoad:
-        """Ask how busy the engine is; see `AsyncClient.engine_load`."""
+        """Return the engine's load; see `AsyncClient.engine_load`."""
         return self._thread.run(self._client.engine_load(timeout=timeout, metadata=metadata))
 
     def health(
         self, service: str = "", *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> HealthStatus:
-        """Ask for a service's health; "" stands for the whole server."""
+        """Return a service's health status.
+
+        Args:
+            service: full name of the gRPC service. "": the server as a whole.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            The status; SERVICE_UNKNOWN if the server has no such service.
+
+        Raises:
+            TokenwireError: the call failed; see `AsyncClient`.
+
+        """
         return self._thread.run(self._client.health(service, timeout=timeout, metadata=metadata))
 
     def wait_ready(
@@ -150,11 +211,22 @@ class Client:
         service: str = "",
         metadata: Metadata | None = None,
     ) -> None:
-        """Wait until the server takes requests; see `AsyncClient.wait_ready`."""
+        """Wait until the server accepts requests; see `AsyncClient.wait_ready`.
+
+        Args:
+            timeout: maximum number of seconds to wait. Default: 300. None: no limit.
+            service: full name of the gRPC service to wait for. "": the server as a whole.
+            metadata: metadata of each attempt, sent after the client's own. None: nothing is added.
+
+        Raises:
+            DeadlineExceededError: the server was not ready in time; the message has the last status or error.
+            TokenwireError: a call failed for a reason that waiting does not cure, a wrong token for example.
+
+        """
         self._thread.run(self._client.wait_ready(timeout=timeout, service=service, metadata=metadata))
 
     def close(self) -> None:
-        """Close the connection; calls that run in other threads raise ClientClosedError. May be called again."""
+        """Close the connection; calls in other threads raise ClientClosedError. Safe to call again."""
         self._finalizer()
 
     def __enter__(self) -> Self:

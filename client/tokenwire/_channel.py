@@ -6,18 +6,22 @@ import grpc.aio
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_CONNECT_TIMEOUT = 10.0
+# Below the idle timeouts of common load balancers and NAT gateways, 60 seconds and more.
 DEFAULT_KEEPALIVE_TIME = 30.0
+# gRPC's own default.
 DEFAULT_KEEPALIVE_TIMEOUT = 20.0
-# Room for prompt log probabilities of a long prompt, and for a prompt of about 20 million ids.
+# Room for the prompt log probabilities of a long prompt.
 DEFAULT_MAX_RECEIVE_MESSAGE_BYTES = 256 * 1024 * 1024
+# Room for a prompt of about 20 million token ids: a varint takes 3 bytes for ids up to 2,097,151.
 DEFAULT_MAX_SEND_MESSAGE_BYTES = 64 * 1024 * 1024
 
+# gRPC's defaults, 1 second and 2 minutes, would keep calls failing long after a server has restarted.
 _INITIAL_RECONNECT_BACKOFF_MS = 200
 _MAX_RECONNECT_BACKOFF_MS = 3_000
 
 
 def check_target(target: str) -> str:
-    """Give a target as it is. Raises ValueError for none, and for a URL, of which gRPC would look up the whole as a name."""
+    """Return the target unchanged. Raises ValueError if it is empty or a URL, which gRPC would resolve as a name."""
     if not target or target.startswith(("http://", "https://")):
         raise ValueError(f"target must be host:port or unix:path, not {target!r}")
     return target
@@ -31,24 +35,36 @@ def channel_options(
     max_receive_message_bytes: int = DEFAULT_MAX_RECEIVE_MESSAGE_BYTES,
     max_send_message_bytes: int = DEFAULT_MAX_SEND_MESSAGE_BYTES,
 ) -> list[tuple[str, str | int]]:
-    """Give the channel's options. gRPC ignores a name that it does not know, so a test compares them with its library."""
+    """Return the channel arguments. gRPC ignores unknown names, so a test looks these up in its library.
+
+    Args:
+        connect_timeout: maximum number of seconds for one connection attempt, handshakes included.
+        keepalive_time: seconds between keepalive pings.
+        keepalive_timeout: seconds to wait for the answer to a ping.
+        max_receive_message_bytes: largest message to receive. -1: no limit.
+        max_send_message_bytes: largest message to send. -1: no limit.
+
+    Returns:
+        The arguments as name and value.
+
+    """
     return [
-        # A connection of this client's own: clients do not share one connection's throughput, nor its back-off.
+        # Channels with equal arguments would share one connection, its throughput and its reconnect backoff.
         ("grpc.use_local_subchannel_pool", 1),
         # Despite its name, gRPC's limit for one connection attempt, handshakes included.
         ("grpc.min_reconnect_backoff_ms", _milliseconds(connect_timeout)),
         ("grpc.dns_ares_query_timeout", _milliseconds(connect_timeout)),
         ("grpc.initial_reconnect_backoff_ms", _INITIAL_RECONNECT_BACKOFF_MS),
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS),
-        # A long prefill or a unary call is silent for minutes; the pings find a dead peer and keep middle boxes awake.
+        # A long prefill or a unary call is silent for minutes: pings detect a dead peer and keep NAT entries alive.
         ("grpc.keepalive_time_ms", _milliseconds(keepalive_time)),
         ("grpc.keepalive_timeout_ms", _milliseconds(keepalive_timeout)),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Else gRPC stops pinging after two pings without data, and with it stops noticing.
+        # By default gRPC stops after two pings without data, and would no longer detect a dead peer.
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", max_receive_message_bytes),
         ("grpc.max_send_message_length", max_send_message_bytes),
-        # Retries are the caller's: only it knows what a second generation costs.
+        # Retrying is up to the caller, who knows what a second generation costs.
         ("grpc.enable_retries", 0),
     ]
 
@@ -56,7 +72,17 @@ def channel_options(
 def open_channel(
     target: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, str | int]]
 ) -> grpc.aio.Channel:
-    """Make a channel in the running event loop. It connects with the first call."""
+    """Open a channel in the running event loop.
+
+    Args:
+        target: the server's address.
+        credentials: TLS credentials. None: plain text.
+        options: channel arguments as name and value.
+
+    Returns:
+        The channel, which connects with its first call.
+
+    """
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)

@@ -1,4 +1,4 @@
-"""The client."""
+"""The asyncio client."""
 
 # A timeout here is the gRPC deadline, which the server sees too; asyncio.timeout would not do.
 # ruff: noqa: ASYNC109
@@ -15,34 +15,37 @@ from tokenwire._engine_info import EngineInfo
 from tokenwire._engine_load import EngineLoad
 from tokenwire._health import HealthStatus
 from tokenwire._input import GenerationOptions, generation_input
-from tokenwire._multiplex import DEFAULT_MAX_BUFFERED_TOKENS, Multiplex
-from tokenwire._multiplex_steps import MultiplexSteps
+from tokenwire._multiplex.step_view import MultiplexSteps
+from tokenwire._multiplex.typed_view import DEFAULT_MAX_BUFFERED_TOKENS, Multiplex
 from tokenwire._results import GenerateResult
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._stream import AsyncDeltaStream
 from tokenwire.v1 import engine_service_pb2 as pb
 
+# Loading a large model takes minutes.
 DEFAULT_WAIT_READY_TIMEOUT = 300.0
 
 
 class AsyncClient:
-    """A remote engine: token ids in, token ids out.
+    """A client of one tokenwire server: token ids in, token ids out.
 
         async with tokenwire.AsyncClient("127.0.0.1:50051") as client:
             result = await client.generate([1, 2, 3], tokenwire.SamplingParams(max_tokens=16))
             print(result.token_ids)
 
-    `target` is host:port, a gRPC name like dns:///host:port, or unix:/path for a socket. The options are those of
-    `ClientOptions`. The connection is made by the first call, in that call's event loop, where the client stays; it
-    does not survive a fork, nor does gRPC itself:
-    start other processes by spawn, or fork before the first client. Without `async with`, call `close()` at the end.
+    `target` is host:port, a gRPC name such as dns:///host:port, or unix:/path for a Unix domain socket. The keyword
+    arguments are those of `ClientOptions`. The client connects with its first call, in that call's event loop, and
+    works only there. It cannot be used in a forked child process, and neither can gRPC: start processes with spawn, or
+    fork before creating the first client. Without `async with`, call `close()` when done.
 
-    Every call takes `timeout`, in seconds: the gRPC deadline, after which the server has let go of the request and
-    DeadlineExceededError is raised. None: no deadline. It takes `metadata`, which follows the client's own. And it
-    raises UnreachableError (within `connect_timeout`, where nobody answers), ClientClosedError, or StatusError; see
-    `tokenwire._errors` for the tree. Cancelling the task that waits cancels the call on the server.
+    Every call takes `timeout`, its gRPC deadline in seconds: when it passes, the server aborts the request and the call
+    raises DeadlineExceededError. None: no deadline. Every call takes `metadata`, which is sent after the client's own.
 
-    Nothing is retried: `is_retry_safe` of the error says whether the same request may be sent again.
+    Every call may raise UnreachableError (within `connect_timeout` if no server answers), ClientClosedError, and
+    StatusError for a status other than OK; `tokenwire._errors` shows the class tree. Cancelling the task that awaits a
+    call cancels the call, and the server aborts the request.
+
+    Nothing is retried. An error's `is_retry_safe` reports whether the same request may be sent again.
     """
 
     def __init__(self, target: str = DEFAULT_TARGET, **options: Unpack[ClientOptions]) -> None:
@@ -50,7 +53,7 @@ class AsyncClient:
 
     @property
     def target(self) -> str:
-        """The server's address, as given."""
+        """The server's address, as passed to the constructor."""
         return self._connection.target
 
     async def generate(
@@ -62,11 +65,26 @@ class AsyncClient:
         metadata: Metadata | None = None,
         **options: Unpack[GenerationOptions],
     ) -> GenerateResult:
-        """Continue a prompt and return when all sequences have ended.
+        """Generate tokens for a prompt and return when all sequences have finished.
 
-        A request that is aborted returns what it had, with the finish reason ABORT. sampling_params None means the
-        model's defaults; the options are those of `GenerationOptions`. Raises InvalidArgumentError, also before the
-        call, for values that cannot be sent.
+        Args:
+            prompt_token_ids: token ids of the prompt, at least one, each in the model's vocabulary.
+            sampling_params: how to sample. None: the model's defaults.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+            **options: fields of `GenerationOptions`, `request_id` and `max_time` for example.
+
+        Returns:
+            All sequences by index, with usage and timing. An aborted request returns the tokens generated so far, with
+            the finish reason ABORT.
+
+        Raises:
+            InvalidArgumentError: a value is invalid; raised before the call for values that cannot be encoded.
+            DeadlineExceededError: `timeout` passed, and the server aborted the request.
+            UnreachableError: the server could not be reached, or the connection broke.
+            ClientClosedError: the client is closed.
+            StatusError: the server refused the request, or it failed.
+
         """
         request = pb.GenerateRequest(input=generation_input(prompt_token_ids, sampling_params, **options))
         response = await self._connection.unary(self._connection.stub.Generate, request, timeout, metadata)
@@ -81,15 +99,29 @@ class AsyncClient:
         metadata: Metadata | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncDeltaStream:
-        """Continue a prompt and give the new tokens as they come.
+        """Generate tokens for a prompt and return them as they arrive.
 
             async with client.stream(prompt, params) as deltas:
                 async for delta in deltas:
                     ...
 
-        Starts the request at once. Leaving the block, or the loop, cancels it on the server; see `AsyncDeltaStream`
-        for what is guaranteed. The arguments are those of `generate`. What the server refuses is raised by the first
-        read.
+        The request starts at once. Leaving the block or the loop aborts it on the server; `AsyncDeltaStream` describes
+        what is guaranteed.
+
+        Args:
+            prompt_token_ids: token ids of the prompt, at least one, each in the model's vocabulary.
+            sampling_params: how to sample. None: the model's defaults.
+            timeout: the call's gRPC deadline, in seconds, for the stream as a whole. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+            **options: fields of `GenerationOptions`, `request_id` and `max_time` for example.
+
+        Returns:
+            The stream of deltas. The first read raises what the server refuses.
+
+        Raises:
+            InvalidArgumentError: a value cannot be encoded.
+            ClientClosedError: the client is closed.
+
         """
         message = generation_input(prompt_token_ids, sampling_params, **options)
         return AsyncDeltaStream(self._connection, message, timeout, metadata)
@@ -101,19 +133,29 @@ class AsyncClient:
         metadata: Metadata | None = None,
         max_buffered_tokens: int = DEFAULT_MAX_BUFFERED_TOKENS,
     ) -> Multiplex:
-        """Carry many requests on one stream, at a fraction of the cost of as many calls.
+        """Send many requests on one gRPC stream and read each as a typed stream, for much less CPU than separate calls.
 
             async with client.multiplex() as mux:
                 streams = [mux.submit(prompt, params) for prompt in prompts]
                 results = [await stream.result() for stream in streams]
 
-        See `Multiplex`, also for what `max_buffered_tokens` (default: 262,144) bounds. `timeout` and `metadata` are the
-        whole stream's; a single request has `max_time`.
+        Args:
+            timeout: gRPC deadline of the whole stream, in seconds. None: no deadline. A single request has `max_time`.
+            metadata: metadata of the stream, sent after the client's own. None: nothing is added.
+            max_buffered_tokens: number of unread tokens, of all requests together, above which no more messages are
+                read from the connection while no reader waits; see `Multiplex`. Default: 262,144.
+
+        Returns:
+            The stream, which `async with` opens.
+
+        Raises:
+            InvalidArgumentError: `max_buffered_tokens` is below 1.
+
         """
         return Multiplex(self._connection, timeout, metadata, max_buffered_tokens)
 
     def multiplex_steps(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> MultiplexSteps:
-        """Carry many requests on one stream and tell what they get step by step, in columns.
+        """Send many requests on one gRPC stream and read the output of all of them step by step, in columns.
 
             async with client.multiplex_steps() as steps:
                 handles = [steps.submit(prompt, params) for prompt in prompts]
@@ -122,7 +164,15 @@ class AsyncClient:
                     for handle, index, token_ids, logprobs in step.runs():
                         ...
 
-        For coordinators that want no task for each request; see `MultiplexSteps`.
+        For coordinators that do not want a task per request; see `MultiplexSteps`.
+
+        Args:
+            timeout: gRPC deadline of the whole stream, in seconds; None: no deadline.
+            metadata: sent after the client's own; None: nothing is added.
+
+        Returns:
+            The stream, to be entered with `async with`.
+
         """
         return MultiplexSteps(self._connection, timeout, metadata)
 
@@ -134,11 +184,22 @@ class AsyncClient:
         timeout: float | None = None,
         metadata: Metadata | None = None,
     ) -> list[AbortResult]:
-        """Abort requests by their ids, from any connection, and return when the engine has let go of them.
+        """Abort requests by id, from any connection, and return when the engine has aborted them. Safe to repeat.
 
-        There is one result for each id, in the order given. Safe to repeat; an empty list is an error, never "all".
-        With `remember_unknown_for`, seconds up to an hour, a request with an id that is not known yet ends at once when
-        it arrives in that time.
+        Args:
+            request_ids: the requests' ids, 1 to 10,000. An empty list is an error, never "all".
+            remember_unknown_for: seconds, above 0 and up to 3,600, for which unknown ids are remembered: a request with
+                such an id that arrives later ends with ABORT immediately. None: unknown ids are not remembered.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            One result per id, in the order given.
+
+        Raises:
+            InvalidArgumentError: the list of ids is empty or too long, or a value is invalid.
+            TokenwireError: the call failed in another way; see the class.
+
         """
         _wire.not_text("request_ids", request_ids)
         values = {
@@ -150,20 +211,33 @@ class AsyncClient:
         return [AbortResult.from_proto(result) for result in response.results]
 
     async def engine_info(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> EngineInfo:
-        """Ask what the engine is and can do."""
+        """Return the engine's model, limits, features and versions."""
         method = self._connection.stub.GetEngineInfo
         response = await self._connection.unary(method, pb.GetEngineInfoRequest(), timeout, metadata)
         return EngineInfo.from_proto(response.info)
 
     async def engine_load(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> EngineLoad:
-        """Ask how busy the engine is. Cheap: routers may ask every second."""
+        """Return the engine's load. Cheap: the server answers without the engine, so routers may poll every second."""
         response = await self._connection.unary(self._connection.stub.GetLoad, pb.GetLoadRequest(), timeout, metadata)
         return EngineLoad.from_proto(response.load)
 
     async def health(
         self, service: str = "", *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> HealthStatus:
-        """Ask for a service's health; "" stands for the whole server."""
+        """Return a service's health status.
+
+        Args:
+            service: full name of the gRPC service. "": the server as a whole.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            The status; SERVICE_UNKNOWN if the server has no such service.
+
+        Raises:
+            TokenwireError: the call failed; see the class.
+
+        """
         return await _health.health(self._connection, service, timeout, metadata)
 
     async def wait_ready(
@@ -173,15 +247,22 @@ class AsyncClient:
         service: str = "",
         metadata: Metadata | None = None,
     ) -> None:
-        """Wait until the server takes requests, also while it does not listen yet, loads or restarts.
+        """Wait until the server accepts requests, even if it is not listening yet, is loading the model or restarts.
 
-        Raises DeadlineExceededError, which tells the last obstacle, when that takes more than `timeout` seconds.
-        Default: 300. None: no limit.
+        Args:
+            timeout: maximum number of seconds to wait. Default: 300. None: no limit.
+            service: full name of the gRPC service to wait for. "": the server as a whole.
+            metadata: metadata of each attempt, sent after the client's own. None: nothing is added.
+
+        Raises:
+            DeadlineExceededError: the server was not ready in time; the message has the last status or error.
+            TokenwireError: a call failed for a reason that waiting does not cure, a wrong token for example.
+
         """
         await _health.wait_ready(self._connection, service, timeout, metadata)
 
     async def close(self) -> None:
-        """Close the connection; calls that run are cancelled and raise ClientClosedError. May be called again."""
+        """Close the connection. Calls in flight are cancelled and raise ClientClosedError. Safe to call again."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -1,16 +1,19 @@
-"""The entry of the `tokenwire` command, which the base install has too: it names the extra where that is missing."""
+"""The entry point of the `tokenwire` command.
+
+It is outside `_cli` because the base install has it too, without typer: it then prints which extra to install.
+"""
 
 import os
 import sys
 
 
 def main() -> None:
-    """Run the command, or say in one line how to install what it needs."""
+    """Run the command, or print how to install its dependencies."""
     _open_standard_streams()
     try:
-        from tokenwire.cli import app
+        from tokenwire._cli.app import app
     except ModuleNotFoundError as error:
-        # A missing module of our own is a bug and keeps its traceback.
+        # Any other missing module is a bug and keeps its traceback.
         if error.name is None or error.name.partition(".")[0] not in {"typer", "rich"}:
             raise
         sys.stderr.write("tokenwire: the command needs its extra: pip install 'tokenwire[cli]'\n")
@@ -19,10 +22,10 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Give the process the standard streams that whoever started it has closed; Python has None for these."""
+    """Open the standard streams that were closed when the process started, for which Python has None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The lowest free number is the stream's own, which a socket would get otherwise.
+            # The lowest free descriptor is the stream's own. Left free, a socket would get it.
             null = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(null, True)  # noqa: FBT003  # it has no name
+            os.set_inheritable(null, True)  # noqa: FBT003  # a positional-only parameter
             setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A client's connection: the channel's life, metadata, and one place where grpc's errors become ours."""
+"""A client's connection: the channel, the metadata of calls, and gRPC errors turned into the client's own."""
 
 # A timeout here is the gRPC deadline, which the server sees too; asyncio.timeout would not do.
 # ruff: noqa: ASYNC109
@@ -17,14 +17,14 @@ from tokenwire._status import error_from_call
 from tokenwire._wire import invalid
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
-# A deadline that overflows gRPC's clock counts as passed; nobody waits for 30 years.
+# Seconds, about 30 years. gRPC takes a deadline that overflows its clock as already passed.
 _LONGEST_TIMEOUT = 1e9
 
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
 _METADATA_TEXT = re.compile(r"[ -~]*")
 
 Metadata: TypeAlias = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
-"""Metadata of a call. Names are made lower case, as gRPC wants them; bytes need a name that ends in "-bin"."""
+"""Metadata of a call. Names are lowercased, as gRPC requires; a value in bytes needs a name that ends in "-bin"."""
 
 _Request_contra = TypeVar("_Request_contra", contravariant=True)
 _Response_co = TypeVar("_Response_co", covariant=True)
@@ -35,33 +35,33 @@ _Response = TypeVar("_Response")
 
 
 class ChannelSettings(TypedDict, total=False):
-    """Settings of the channel."""
+    """Options of the gRPC channel."""
 
     connect_timeout: float
-    """Most seconds for one attempt to connect to one address; a call then raises UnreachableError. Default: 10."""
+    """Maximum number of seconds to connect to one address; a call then raises UnreachableError. Default: 10."""
     keepalive_time: float
-    """Seconds between pings on a connection without traffic, idle ones included. Default: 30."""
+    """Seconds between keepalive pings on a connection without traffic, with or without calls. Default: 30."""
     keepalive_timeout: float
-    """Seconds to wait for a ping's answer before the connection counts as broken. Default: 20."""
+    """Seconds to wait for the answer to a ping before the connection is closed as broken. Default: 20."""
     max_receive_message_bytes: int
-    """Largest message to take; a larger one raises ResourceExhaustedError. Default: 256 MiB."""
+    """Maximum size of a received message, in bytes; a larger one raises ResourceExhaustedError. Default: 256 MiB."""
     max_send_message_bytes: int
-    """Largest message to send; a larger one raises ResourceExhaustedError. Default: 64 MiB."""
+    """Maximum size of a sent message, in bytes; a larger one raises ResourceExhaustedError. Default: 64 MiB."""
 
 
 class ClientOptions(ChannelSettings, total=False):
     """The keyword arguments of `AsyncClient` and `Client`."""
 
     credentials: grpc.ChannelCredentials | None
-    """TLS, from `grpc.ssl_channel_credentials(ca, key, cert)`, all bytes of PEM files; key and certificate only where
-    the server asks for them. None: plain text."""
+    """TLS credentials, from `grpc.ssl_channel_credentials(ca, key, cert)`, each the bytes of a PEM file. Key and
+    certificate are only needed if the server verifies clients. None: plain text."""
     token: str | None
-    """Sent with every call as "authorization: Bearer ...", in plain text unless there are `credentials`. None: nothing
-    is sent."""
+    """Bearer token, sent with every call in the `authorization` metadata; unencrypted without `credentials`. None: no
+    token."""
     metadata: Metadata | None
-    """Sent with every call, before the call's own. None: nothing is sent."""
+    """Metadata of every call, sent before the call's own. None: nothing is added."""
     channel_options: Sequence[tuple[str, str | int]]
-    """Further gRPC channel arguments, which win over the client's own. Default: none."""
+    """Additional gRPC channel arguments, which override the client's own. Default: none."""
 
 
 class _Call(Protocol):
@@ -83,7 +83,7 @@ class _Method(Protocol[_Request_contra, _AnyCall_co]):
 
 
 class Connection:
-    """A channel that is made at the first call, in that call's event loop, and closed once."""
+    """A channel that is opened by the first call, in that call's event loop, and closed once."""
 
     def __init__(
         self,
@@ -95,12 +95,27 @@ class Connection:
         channel_options: Sequence[tuple[str, str | int]] = (),
         **settings: Unpack[ChannelSettings],
     ) -> None:
+        """Make a connection, which the first call opens.
+
+        Args:
+            target: the server's address: host:port, a gRPC name, or unix:/path.
+            credentials: see `ClientOptions`.
+            token: see `ClientOptions`.
+            metadata: see `ClientOptions`.
+            channel_options: see `ClientOptions`.
+            **settings: fields of `ChannelSettings`.
+
+        Raises:
+            ValueError: the target is empty or a URL.
+            InvalidArgumentError: the metadata cannot be sent.
+
+        """
         self.target = _channel.check_target(target)
         self.closed = False
         self._credentials = credentials
         authorization = () if token is None else (("authorization", f"Bearer {token}"),)
         self._metadata = _pairs(metadata) + _pairs(authorization)
-        # Of two values for one name gRPC takes the last.
+        # gRPC uses the last value of a name.
         self._options = [*_channel.channel_options(**settings), *channel_options]
         self._channel: grpc.aio.Channel | None = None
         self._stub: EngineServiceStub | None = None
@@ -108,7 +123,7 @@ class Connection:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The open channel. Raises ClientClosedError."""
+        """The channel, opened if it is not yet. Raises ClientClosedError."""
         if self.closed:
             raise self._closed_error()
         if self._channel is None:
@@ -117,12 +132,12 @@ class Connection:
 
     @property
     def max_send_message_bytes(self) -> int:
-        """Largest message that the channel sends; -1: no limit."""
+        """Maximum size of a sent message, in bytes. -1: no limit."""
         return int(dict(self._options)["grpc.max_send_message_length"])
 
     @property
     def stub(self) -> EngineServiceStub:
-        """The service's stub on the open channel. Raises ClientClosedError."""
+        """The stub of EngineService on the channel. Raises ClientClosedError."""
         if self._stub is None or self.closed:
             self._stub = EngineServiceStub(self.channel)
         return self._stub
@@ -134,7 +149,21 @@ class Connection:
         timeout: float | None,
         metadata: Metadata | None,
     ) -> _AnyCall:
-        """Start a call, which closing the connection will cancel. Its metadata is the client's, then its own."""
+        """Start a call, which is cancelled when the connection is closed.
+
+        Args:
+            method: a method of the stub, or of the channel.
+            request: the request. None for a method with a stream of requests.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            The call.
+
+        Raises:
+            InvalidArgumentError: the metadata cannot be sent.
+
+        """
         if timeout is not None and timeout > _LONGEST_TIMEOUT:
             timeout = None
         merged = self._metadata if metadata is None else self._metadata + _pairs(metadata)
@@ -149,7 +178,21 @@ class Connection:
         timeout: float | None,
         metadata: Metadata | None,
     ) -> _Response:
-        """Call a method with one answer. Raises only TokenwireError and asyncio.CancelledError."""
+        """Call a unary method.
+
+        Args:
+            method: a method of the stub, or of the channel.
+            request: the request.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            The response.
+
+        Raises:
+            TokenwireError: the call failed; no other exception but asyncio.CancelledError is raised.
+
+        """
         call = self.start(method, request, timeout, metadata)
         try:
             return await call
@@ -162,21 +205,21 @@ class Connection:
             call.cancel()
 
     def error(self, error: grpc.aio.AioRpcError) -> TokenwireError:
-        """Turn grpc's error into the client's."""
+        """Convert a gRPC error into the client's own."""
         return error_from_call(error, self.target)
 
     def raise_if_closed(self) -> None:
-        """Raise ClientClosedError if a CancelledError came from closing the client, not from cancelling the task.
+        """Raise ClientClosedError if a CancelledError was caused by closing the client, not by cancelling the task.
 
-        grpc.aio raises CancelledError for both, and a task that was not cancelled must not see it.
+        grpc.aio raises CancelledError for both, and it must not reach a task that was not cancelled.
         """
         if self.closed and not task_is_cancelled():
             raise self._closed_error() from None
 
     async def close(self) -> None:
-        """Cancel what runs and close the channel. May be called again."""
+        """Cancel the calls in flight and close the channel. Safe to call again."""
         self.closed = True
-        # grpc.aio's own search for the calls of a channel (1.74) misses those that are wrapped.
+        # Closing a channel of grpc.aio (1.74) misses calls that are wrapped.
         for call in list(self._calls):
             call.cancel()
         channel, self._channel = self._channel, None
@@ -188,13 +231,13 @@ class Connection:
 
 
 def task_is_cancelled() -> bool:
-    """Whether somebody has asked the current task to stop."""
+    """Whether the current task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _pairs(metadata: Metadata | None) -> tuple[tuple[str, str | bytes], ...]:
-    """Give metadata as grpc takes it. Raises InvalidArgumentError for what it would raise errors of its own about."""
+    """Return metadata as pairs. Raises InvalidArgumentError for what gRPC would refuse with errors of its own."""
     if metadata is None:
         return ()
     pairs = metadata.items() if isinstance(metadata, Mapping) else metadata
@@ -203,11 +246,11 @@ def _pairs(metadata: Metadata | None) -> tuple[tuple[str, str | bytes], ...]:
 
 def _pair(name: str, value: str | bytes) -> tuple[str, str | bytes]:
     if not _METADATA_NAME.fullmatch(name):
-        raise invalid(FieldViolation("metadata", f"{name!r} is no name: use ASCII letters, digits and -_."))
+        raise invalid(FieldViolation("metadata", f"{name!r} is not a valid name: use ASCII letters, digits and -_."))
     if isinstance(value, bytes):
         if not name.endswith("-bin"):
-            raise invalid(FieldViolation("metadata", f"the name of a value in bytes must end in -bin, not {name!r}"))
+            raise invalid(FieldViolation("metadata", f"the name of a bytes value must end in -bin, not {name!r}"))
     elif not _METADATA_TEXT.fullmatch(value):
-        # The value itself may be a secret.
-        raise invalid(FieldViolation("metadata", f"the value of {name!r} must be visible ASCII text"))
+        # Without the value, which may be a secret.
+        raise invalid(FieldViolation("metadata", f"the value of {name!r} must be printable ASCII text"))
     return name, value

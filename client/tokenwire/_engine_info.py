@@ -1,4 +1,4 @@
-"""What an engine is and can do. None means not known, a present zero is a fact."""
+"""An engine's model, limits and features. None means unknown; zero is a value."""
 
 import msgspec
 
@@ -10,117 +10,119 @@ class Adapter(msgspec.Struct, frozen=True):
     """A LoRA adapter."""
 
     name: str
-    """Name that requests use."""
+    """Name of the adapter in requests."""
     path: str
-    """Where it was loaded from."""
+    """Path that the adapter was loaded from, on the server."""
 
     @classmethod
     def from_proto(cls, message: pb.Adapter) -> "Adapter":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(message.name, message.path)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of an engine and its server."""
+    """Limits of an engine and its server. None: unknown, unless the field says otherwise."""
 
     max_num_seqs: int | None = None
-    """Most sequences in one step; also the highest n."""
+    """Maximum number of sequences in one engine step; also the maximum n."""
     max_num_batched_tokens: int | None = None
-    """Most tokens in one step."""
+    """Maximum number of tokens in one engine step."""
     max_logprobs: int | None = None
-    """Most log probabilities for each token; the vocabulary's size where the engine sets no limit."""
+    """Maximum number of log probabilities per token; the size of the vocabulary if the engine sets no limit."""
     max_num_queued_reqs: int | None = None
-    """Most unfinished sequences before requests are refused. None: no limit."""
+    """Maximum number of unfinished sequences; more are refused with QUEUE_FULL. None: no limit."""
     max_num_queued_tokens: int | None = None
-    """Prompt tokens in prefill from which on requests are refused. None: no limit."""
+    """Maximum number of prompt tokens in prefill; at that number, requests are refused with QUEUED_TOKENS_LIMIT. None:
+    no limit."""
     max_receive_message_bytes: int | None = None
-    """Largest message that the server takes."""
+    """Maximum size of a message that the server receives, in bytes."""
     max_send_message_bytes: int | None = None
-    """Largest message that the server sends."""
+    """Maximum size of a message that the server sends, in bytes."""
 
     @classmethod
     def from_proto(cls, message: pb.Limits) -> "Limits":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(**_wire.optional(cls, message))
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine is spread over devices."""
+    """How an engine is distributed over devices. None means unknown."""
 
     data_parallel_size: int | None = None
     """Number of data-parallel ranks."""
     tensor_parallel_size: int | None = None
-    """Tensor-parallel size of each rank."""
+    """Tensor-parallel size of each data-parallel rank."""
     pipeline_parallel_size: int | None = None
-    """Pipeline-parallel size of each rank."""
+    """Pipeline-parallel size of each data-parallel rank."""
 
     @classmethod
     def from_proto(cls, message: pb.Parallelism) -> "Parallelism":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(**_wire.optional(cls, message))
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an engine's KV cache, for routers that compute block hashes."""
+    """An engine's KV cache, for routers that compute block hashes. None: unknown, unless the field says otherwise."""
 
     block_size: int | None = None
-    """Tokens in a block."""
+    """Number of tokens in a block."""
     num_blocks: int | None = None
-    """Number of blocks of one rank."""
+    """Number of blocks of each data-parallel rank."""
     prefix_caching: bool | None = None
-    """Whether prefixes are cached."""
+    """Whether prefix caching is enabled."""
     prefix_caching_hash_algo: str | None = None
-    """Name of the hash function of the prefix cache, "sha256" for example."""
+    """Hash function of the prefix cache, "sha256" for example."""
     hash_seed: str | None = None
-    """Value of PYTHONHASHSEED, which seeds the first block's hash. None: not set, hashes differ between processes."""
+    """Value of PYTHONHASHSEED, which seeds the first block's hash. None: not set, and hashes differ between
+    processes."""
     kv_connector: str | None = None
-    """Name of the KV connector. None: there is none."""
+    """Name of the KV connector. None: no connector."""
     kv_role: str | None = None
-    """The KV connector's role. None: there is no connector."""
+    """Role of the KV connector. None: no connector."""
     kv_events_endpoints: tuple[str, ...] = ()
-    """Where each rank publishes its KV events, the first for rank 0. Empty: KV events are off."""
+    """Endpoint at which each data-parallel rank publishes its KV events, by rank. Empty: KV events are disabled."""
 
     @classmethod
     def from_proto(cls, message: pb.KvCache) -> "KvCache":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(**_wire.optional(cls, message), kv_events_endpoints=tuple(message.kv_events_endpoints))
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is and can do."""
+    """An engine's model, limits, features and versions."""
 
     model: str
-    """The base model as the server was asked to load it: a name or a folder."""
+    """The base model, as the server was asked to load it: a name or a folder."""
     served_model_names: tuple[str, ...] = ()
-    """Names that requests may use for the base model, the first one preferred."""
+    """Names of the base model in requests, the preferred one first."""
     adapters: tuple[Adapter, ...] = ()
-    """LoRA adapters that requests may name."""
+    """LoRA adapters that are available to requests."""
     max_model_len: int | None = None
-    """Most tokens of prompt and output together."""
+    """Maximum number of prompt and output tokens together. None: unknown."""
     vocab_size: int | None = None
-    """Size of the vocabulary: ids from 0 to below it are valid."""
+    """Size of the vocabulary; valid token ids are 0 to vocab_size - 1. None: unknown."""
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that end a sequence: the tokenizer's EOS first, then the further ones of the model's configuration."""
+    """Token ids that end a sequence: the tokenizer's EOS, then the other EOS ids of the model's configuration."""
     dtype: str | None = None
-    """Element type of the model's weights, "bfloat16" for example."""
+    """Data type of the model's weights, "bfloat16" for example. None: unknown."""
     limits: Limits
-    """What a request may ask for."""
+    """Limits on requests and messages."""
     parallelism: Parallelism
-    """How the engine is spread over devices."""
+    """How the engine is distributed over devices."""
     kv_cache: KvCache
     """The KV cache."""
     contract_revision: int
-    """Revision of the contract that the server was built from; compare with `tokenwire.CONTRACT_REVISION`."""
+    """Contract revision that the server was built from; this client's is `tokenwire.CONTRACT_REVISION`."""
     features: frozenset[str] = frozenset()
-    """Names of what the server supports beside the contract's core, "multiplex" for example."""
+    """Optional features that the server supports, "multiplex" for example."""
     tokenwire_version: str
-    """The server's version of tokenwire."""
+    """Version of tokenwire on the server."""
     vllm_version: str | None = None
-    """The server's version of vLLM."""
+    """Version of vLLM on the server. None: unknown."""
 
     @classmethod
     def from_proto(cls, message: pb.EngineInfo) -> "EngineInfo":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(
             model=message.model,
             served_model_names=tuple(message.served_model_names),

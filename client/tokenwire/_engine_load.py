@@ -1,4 +1,4 @@
-"""How busy an engine is. None means not known, a present zero is a fact."""
+"""An engine's load. None means unknown; zero is a value."""
 
 import msgspec
 
@@ -7,42 +7,42 @@ from tokenwire.v1 import engine_load_pb2 as pb
 
 
 class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy a data-parallel rank is, as of the engine's last step: gauges, and totals since the engine started."""
+    """Load of a data-parallel rank as of its last step: gauges, and counters since the start. None: unknown."""
 
     data_parallel_rank: int
-    """The rank, from 0."""
+    """Index of the rank, from 0."""
     num_running_reqs: int | None = None
-    """Sequences that the scheduler runs."""
+    """Number of running sequences."""
     num_waiting_reqs: int | None = None
-    """Sequences that wait for a place in the scheduler, or for a grammar or another engine's KV cache."""
+    """Number of sequences that wait to be scheduled, for a grammar, or for another engine's KV cache."""
     kv_cache_usage: float | None = None
-    """Share of the KV cache's blocks that running requests use, from 0 to 1."""
+    """Fraction of the KV cache's blocks used by running requests, 0 to 1."""
     prompt_tokens: int | None = None
-    """Prompt tokens of requests whose prompt is done, in total, cached ones too."""
+    """Counter of prompt tokens of requests that completed prefill, including cached tokens."""
     generation_tokens: int | None = None
-    """Generated tokens, in total."""
+    """Counter of generated tokens."""
     prefix_cache_queries: int | None = None
-    """Prompt tokens that were looked up in the prefix cache, in total."""
+    """Counter of prompt tokens looked up in the prefix cache."""
     prefix_cache_hits: int | None = None
-    """Prompt tokens that the prefix cache had, in total."""
+    """Counter of prompt tokens found in the prefix cache."""
     num_preemptions: int | None = None
-    """Times that a running sequence had to give its place up, in total."""
+    """Counter of preemptions of running sequences."""
 
     @classmethod
     def from_proto(cls, message: pb.RankLoad) -> "RankLoad":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(data_parallel_rank=message.data_parallel_rank, **_wire.optional(cls, message))
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy an engine is."""
+    """Load of an engine and its server."""
 
     num_live_requests: int
-    """Requests of all callers that the server holds; one with n > 1 counts once."""
+    """Number of live requests of all callers; a request with n > 1 counts once."""
     ranks: tuple[RankLoad, ...] = ()
-    """The load of each data-parallel rank, by rank. Empty: the server runs without statistics."""
+    """Load of each data-parallel rank, by rank. Empty: the server runs without statistics."""
 
     @classmethod
     def from_proto(cls, message: pb.EngineLoad) -> "EngineLoad":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(num_live_requests=message.num_live_requests, ranks=tuple(map(RankLoad.from_proto, message.ranks)))

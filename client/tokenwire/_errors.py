@@ -1,28 +1,28 @@
-"""What the client raises; never an exception of grpc's.
+"""The client's exceptions. It never raises one of gRPC's.
 
-    TokenwireError                  the root
+    TokenwireError                  base class
     ├── ClientClosedError           the client was closed before or during the call
-    ├── UnreachableError            could not ask: no connection, or it broke
-    └── StatusError                 was refused: a status, with reason and details
+    ├── UnreachableError            no connection to the server, or it broke
+    └── StatusError                 a status other than OK, with reason and details
         ├── InvalidArgumentError
         ├── UnauthenticatedError
         ├── PermissionDeniedError
-        ├── NotFoundError           no model or adapter of that name
-        ├── AlreadyExistsError      a live request has that id
+        ├── NotFoundError           no model or adapter with that name
+        ├── AlreadyExistsError      a live request already has that id
         ├── FailedPreconditionError
-        ├── UnimplementedError      a field or method that this server does not have
+        ├── UnimplementedError      a field or method that the server does not support
         ├── ResourceExhaustedError
         │   ├── MessageTooLargeError
         │   └── SlowReaderError
         ├── DeadlineExceededError
-        ├── UnavailableError        this server cannot take it now; another may
+        ├── UnavailableError        this server cannot accept the request now; another may
         │   ├── OverloadedError
         │   └── EngineDeadError
-        ├── CallCancelledError      cancelled by someone other than the caller
+        ├── CallCancelledError      cancelled by the server or a proxy
         └── InternalError
-            └── RequestFailedError  the engine failed this request; others go on
+            └── RequestFailedError  the engine failed this request only
 
-A task that is cancelled sees asyncio.CancelledError, as everywhere else.
+A cancelled task gets asyncio.CancelledError, as everywhere else.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,9 @@ from enum import IntEnum
 
 import msgspec
 
-from tokenwire._contract import Reason
-
 
 class StatusCode(IntEnum):
-    """The gRPC status codes, by their numbers on the wire."""
+    """gRPC status codes, with their numbers on the wire."""
 
     OK = 0
     CANCELLED = 1
@@ -56,50 +54,50 @@ class StatusCode(IntEnum):
 
 
 class FieldViolation(msgspec.Struct, frozen=True):
-    """A field with a wrong value."""
+    """A field with an invalid value."""
 
     field: str
     """Path of the field in the request, "input.sampling_params.top_p" for example."""
     description: str
-    """What is wrong with it and what would be right."""
+    """What is wrong with the value and what is accepted."""
 
 
 class TokenwireError(Exception):
-    """The root of everything that the client raises on purpose."""
+    """Base class of the client's exceptions."""
 
     @property
     def is_retry_safe(self) -> bool:
-        """Whether the same request may be sent again and may fare better.
+        """Whether the same request may be sent again, with a chance to succeed.
 
-        Wait for `StatusError.retry_delay` where there is one; else another server is the better choice. A stream that
-        broke has to start over: its tokens so far are not continued.
+        Wait for `StatusError.retry_delay` if it is set; otherwise prefer another server. A stream that broke starts
+        over: the tokens received so far are not continued.
         """
         return False
 
 
 class ClientClosedError(TokenwireError):
-    """The client was closed before the call or while it ran."""
+    """The client was closed before or during the call."""
 
 
 class UnreachableError(TokenwireError):
-    """No answer of a server: nobody listens, the connection timed out or broke, or a proxy had nowhere to go.
+    """The server could not be reached: nothing listens, the connection timed out or broke, or a proxy has no backend.
 
-    A server ends all that a broken connection was running.
+    When a connection breaks, the server aborts the requests of its calls.
     """
 
     def __init__(self, message: str, *, target: str = "") -> None:
         super().__init__(message)
         self.target = target
-        """The address that the client was asked to use."""
+        """The server's address, as passed to the client."""
 
     @property
     def is_retry_safe(self) -> bool:
-        """True: whatever the server had of the request, it has let go of."""
+        """True: if the request had reached the server, it is aborted there."""
         return True
 
 
 class StatusError(TokenwireError):
-    """The call ended with a status other than OK. Branch on the class or on `reason`, never on the message."""
+    """The call ended with a status other than OK. Branch on the class or on `reason`, not on the message."""
 
     default_code = StatusCode.UNKNOWN
 
@@ -112,19 +110,29 @@ class StatusError(TokenwireError):
         field_violations: Sequence[FieldViolation] = (),
         retry_delay: float | None = None,
     ) -> None:
+        """Make an error.
+
+        Args:
+            message: what happened and what to do, for people.
+            code: the gRPC status code. None: the default of the class.
+            reason: one of `tokenwire.Reason`. "": unknown.
+            field_violations: the invalid fields of the request.
+            retry_delay: seconds to wait before a retry on the same server. None: a retry there does not help.
+
+        """
         super().__init__(message)
         self.message = message
         """What happened and what to do, for people."""
         self.code = self.default_code if code is None else code
-        """The gRPC status."""
+        """The gRPC status code."""
         self.reason = reason
-        """Why, as in `tokenwire.Reason`; later servers may send further ones. Empty where a proxy or gRPC itself ended
-        the call."""
+        """Why the call failed: one of `tokenwire.Reason`, or another one from a newer server. Empty if gRPC itself or a
+        proxy ended the call."""
         self.field_violations = tuple(field_violations)
-        """The fields at fault; empty unless the request was at fault."""
+        """The invalid fields; empty unless the request is invalid."""
         self.retry_delay = retry_delay
-        """Seconds to wait before the same request may be sent to the same server again; None where the server does not
-        say that this helps."""
+        """Seconds to wait before the same request may be sent to the same server again. None: the server does not
+        advise a retry."""
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason and self.reason != self.code.name else ""
@@ -132,18 +140,18 @@ class StatusError(TokenwireError):
 
     @property
     def is_retry_safe(self) -> bool:
-        """Whether the server said that sending the same request again helps."""
+        """Whether the server advises a retry: `retry_delay` is set."""
         return self.retry_delay is not None
 
 
 class InvalidArgumentError(StatusError):
-    """The request is wrong; `field_violations` says where. Also raised before the call, for values that cannot be sent."""
+    """The request is invalid; see `field_violations`. Raised before the call for values that cannot be encoded."""
 
     default_code = StatusCode.INVALID_ARGUMENT
 
 
 class UnauthenticatedError(StatusError):
-    """No credential, or a wrong one."""
+    """The credential is missing or wrong."""
 
     default_code = StatusCode.UNAUTHENTICATED
 
@@ -155,66 +163,66 @@ class PermissionDeniedError(StatusError):
 
 
 class NotFoundError(StatusError):
-    """The server has no model or adapter of that name."""
+    """The server has no model or adapter with that name."""
 
     default_code = StatusCode.NOT_FOUND
 
 
 class AlreadyExistsError(StatusError):
-    """A live request has that id; it goes on untouched."""
+    """A live request already has that id. It is not affected."""
 
     default_code = StatusCode.ALREADY_EXISTS
 
 
 class FailedPreconditionError(StatusError):
-    """The server's state or start-up options do not allow this: no tokenizer, an engine asleep."""
+    """The server's state or options do not allow this: the engine is asleep or has no tokenizer, for example."""
 
     default_code = StatusCode.FAILED_PRECONDITION
 
 
 class UnimplementedError(StatusError):
-    """This server does not have a field or a method that the call needs."""
+    """The server does not support a field or method that the call uses."""
 
     default_code = StatusCode.UNIMPLEMENTED
 
 
 class ResourceExhaustedError(StatusError):
-    """A limit was passed, the message size of either side for example."""
+    """A limit is exceeded, the maximum message size of either side for example."""
 
     default_code = StatusCode.RESOURCE_EXHAUSTED
 
 
 class MessageTooLargeError(ResourceExhaustedError):
-    """The answer would not fit the server's message size limit; nothing was generated."""
+    """The response would exceed the server's maximum message size. Nothing was generated."""
 
 
 class SlowReaderError(ResourceExhaustedError):
-    """The stream was not read for too long, so the server ended it."""
+    """The caller did not read the stream for too long, and the server ended it."""
 
 
 class DeadlineExceededError(StatusError):
-    """The call's timeout passed; the server has let go of the request."""
+    """The call's deadline has passed, and the server aborted the request."""
 
     default_code = StatusCode.DEADLINE_EXCEEDED
 
 
 class UnavailableError(StatusError):
-    """The server does not take requests now: it loads, drains or is paused."""
+    """The server accepts no requests now: it is loading the model, draining, paused or overloaded."""
 
     default_code = StatusCode.UNAVAILABLE
 
     @property
     def is_retry_safe(self) -> bool:
-        """True: the request is not running. After `retry_delay` where set, else elsewhere."""
+        """True: the request is not running. Retry after `retry_delay` if it is set, otherwise on another server."""
         return True
 
 
 class OverloadedError(UnavailableError):
-    """The engine's queue is full."""
+    """The maximum number of unfinished requests or queued tokens is reached."""
 
 
 class EngineDeadError(UnavailableError):
-    """The engine has died; this server will not recover by itself."""
+    """The engine has died, and this server does not recover."""
 
 
 class CallCancelledError(StatusError):
@@ -224,55 +232,10 @@ class CallCancelledError(StatusError):
 
 
 class InternalError(StatusError):
-    """A bug in the server or a fault between; the server's log has the cause."""
+    """A bug in the server, whose log has the cause, or a fault between client and server."""
 
     default_code = StatusCode.INTERNAL
 
 
 class RequestFailedError(InternalError):
-    """The engine ended this request with an error; other requests go on."""
-
-
-CLASS_OF_CODE: dict[StatusCode, type[StatusError]] = {
-    StatusCode.OK: StatusError,  # never an error
-    StatusCode.CANCELLED: CallCancelledError,
-    StatusCode.UNKNOWN: InternalError,
-    StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
-    StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
-    StatusCode.NOT_FOUND: NotFoundError,
-    StatusCode.ALREADY_EXISTS: AlreadyExistsError,
-    StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
-    StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
-    StatusCode.ABORTED: StatusError,  # tokenwire has no use for it
-    StatusCode.OUT_OF_RANGE: InvalidArgumentError,
-    StatusCode.UNIMPLEMENTED: UnimplementedError,
-    StatusCode.INTERNAL: InternalError,
-    StatusCode.UNAVAILABLE: UnavailableError,
-    StatusCode.DATA_LOSS: InternalError,
-    StatusCode.UNAUTHENTICATED: UnauthenticatedError,
-}
-
-CLASS_OF_REASON: dict[str, type[StatusError]] = {
-    Reason.QUEUE_FULL: OverloadedError,
-    Reason.QUEUED_TOKENS_LIMIT: OverloadedError,
-    Reason.ENGINE_DEAD: EngineDeadError,
-    Reason.MESSAGE_TOO_LARGE: MessageTooLargeError,
-    Reason.SLOW_READER: SlowReaderError,
-    Reason.REQUEST_FAILED: RequestFailedError,
-}
-
-
-def status_error(
-    code: StatusCode,
-    message: str,
-    *,
-    reason: str = "",
-    field_violations: Sequence[FieldViolation] = (),
-    retry_delay: float | None = None,
-) -> StatusError:
-    """Build the exception of a status: the code's class, or a narrower one where the reason has one."""
-    of_code = CLASS_OF_CODE[code]
-    of_reason = CLASS_OF_REASON.get(reason, of_code)
-    chosen = of_reason if issubclass(of_reason, of_code) else of_code
-    return chosen(message, code=code, reason=reason, field_violations=field_violations, retry_delay=retry_delay)
+    """The engine failed this request. Other requests are not affected."""

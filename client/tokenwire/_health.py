@@ -1,8 +1,8 @@
 """The standard health service, grpc.health.v1, without grpcio-health-checking.
 
-That package's every release demands a protobuf as new as its own, which would force the version of everyone who
-installs the client. Its two messages are on the wire what protobuf's wrappers are, one field with the number 1: a
-string in the request, an enum in the response.
+Each release of that package requires the protobuf version that it was generated with, which would pin protobuf for all
+users of the client. The two messages of the service have one field each, number 1: a string in the request, an enum in
+the response. On the wire they equal protobuf's wrappers.
 """
 
 # A timeout here is the gRPC deadline, which the server sees too; asyncio.timeout would not do.
@@ -23,21 +23,21 @@ from tokenwire._errors import DeadlineExceededError, NotFoundError, UnavailableE
 _CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
 
-# Between attempts of wait_ready; gRPC's own back-off rules how often it really connects.
+# Seconds between attempts of wait_ready. How often gRPC really connects is up to its own reconnect backoff.
 _RETRY_DELAY = 0.2
 
 
 class HealthStatus(StrEnum):
-    """What a server says of a service."""
+    """Health status of a service."""
 
     UNKNOWN = "unknown"
-    """The server does not know, or says what this client does not know."""
+    """The server does not know, or returned a status that this client does not know."""
     SERVING = "serving"
-    """Requests are taken."""
+    """The service accepts requests."""
     NOT_SERVING = "not_serving"
-    """The engine loads, has died, or the server shuts down."""
+    """The engine is loading the model or has died, or the server is shutting down."""
     SERVICE_UNKNOWN = "service_unknown"
-    """The server has no service of that name."""
+    """The server has no service with that name."""
 
 
 _STATUSES = {1: HealthStatus.SERVING, 2: HealthStatus.NOT_SERVING, 3: HealthStatus.SERVICE_UNKNOWN}
@@ -46,7 +46,21 @@ _STATUSES = {1: HealthStatus.SERVING, 2: HealthStatus.NOT_SERVING, 3: HealthStat
 async def health(
     connection: Connection, service: str, timeout: float | None, metadata: Metadata | None
 ) -> HealthStatus:
-    """Ask once."""
+    """Return a service's health status.
+
+    Args:
+        connection: the connection to the server.
+        service: full name of the gRPC service. "": the server as a whole.
+        timeout: the call's gRPC deadline, in seconds. None: no deadline.
+        metadata: metadata of the call, sent after the client's own. None: nothing is added.
+
+    Returns:
+        The status; SERVICE_UNKNOWN if the server has no such service.
+
+    Raises:
+        TokenwireError: the call failed.
+
+    """
     method = connection.channel.unary_unary(_CHECK, StringValue.SerializeToString, Int32Value.FromString)
     try:
         response = await connection.unary(method, StringValue(value=service), timeout, metadata)
@@ -56,7 +70,19 @@ async def health(
 
 
 async def wait_ready(connection: Connection, service: str, timeout: float | None, metadata: Metadata | None) -> None:
-    """Return when the service is SERVING, through refused and broken connections."""
+    """Return when the service is SERVING. Retries while connections are refused or break.
+
+    Args:
+        connection: the connection to the server.
+        service: full name of the gRPC service. "": the server as a whole.
+        timeout: maximum number of seconds to wait. None: no limit.
+        metadata: metadata of each attempt, sent after the client's own. None: nothing is added.
+
+    Raises:
+        DeadlineExceededError: the service was not SERVING in time.
+        TokenwireError: a call failed for a reason that waiting does not cure.
+
+    """
     last, unreachable = "no answer", None
     try:
         async with asyncio.timeout(timeout):
@@ -66,7 +92,7 @@ async def wait_ready(connection: Connection, service: str, timeout: float | None
                         async for status in statuses:
                             if status is HealthStatus.SERVING:
                                 return
-                            last, unreachable = f"it says {status.name}", None
+                            last, unreachable = f"its status is {status.name}", None
                 except (UnreachableError, UnavailableError) as error:
                     last, unreachable = str(error), error
                 await asyncio.sleep(_RETRY_DELAY)

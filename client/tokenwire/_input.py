@@ -1,4 +1,4 @@
-"""From a caller's arguments to the contract's GenerationInput: for every RPC that starts a request."""
+"""Builds the GenerationInput of every RPC that starts a request."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,38 +11,41 @@ from tokenwire.v1 import generation_pb2 as pb
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The keyword arguments of `generate`, `stream` and `submit` that go into the request; None or left out: not set."""
+    """Keyword arguments of `generate`, `stream` and `submit`, sent in the request. None: as if it were left out."""
 
     request_id: str | None
-    """Id of the request, for `abort` and for the engine's logs: 1 to 256 visible ASCII characters, unique among the live
-    requests. None: a random one."""
+    """The request's id, for `abort` and the engine's logs: 1 to 256 visible ASCII characters, unique
+    among the live requests. None: a random id."""
     model: str | None
-    """The base model's name, one of its served names, or a LoRA adapter. None: the base model."""
+    """Name of the base model, one of its served names, or a LoRA adapter. None: the base model."""
     priority: int | None
-    """Priority under the engine's priority scheduling: lower runs first. None: 0."""
+    """Priority under the engine's priority scheduling; a lower value is scheduled first. None: 0."""
     cache_salt: str | None
-    """Text mixed into the prefix cache's keys, 1 to 1024 characters. None: none."""
+    """Salt for the keys of the prefix cache, 1 to 1,024 characters: only requests with the same salt share prefixes.
+    None: no salt."""
     data_parallel_rank: int | None
-    """The data-parallel rank that must run the request. None: the engine balances."""
+    """Data-parallel rank to run the request on. None: the engine balances the load."""
     session_id: str | None
-    """Session that the request belongs to, for engines that route by it. None: none."""
+    """Id of the request's session, for engines that route by it. None: no session."""
     max_time: float | None
-    """Most seconds to spend, from arrival; then the request ends with TIME_LIMIT and the tokens so far, where `timeout`
-    would end it with DeadlineExceededError and nothing. None: no limit."""
+    """Maximum number of seconds from arrival, above 0. Then the request ends with TIME_LIMIT and the tokens generated
+    so far, where `timeout` raises DeadlineExceededError. None: no limit."""
     trace_headers: Mapping[str, str] | None
-    """W3C trace context and other trace headers for the engine. None: those of the call's metadata."""
+    """W3C trace context and other trace headers for the engine, name to value. None: those in the call's metadata."""
     kv_transfer_params_json: str | None
-    """Parameters for the engine's KV connector: a JSON object, passed on verbatim. None: none."""
+    """Parameters for the engine's KV connector: a JSON object, passed through unchanged. None: no parameters."""
     ec_transfer_params_json: str | None
-    """Parameters for the engine's encoder-cache connector: a JSON object, passed on verbatim. None: none."""
+    """Parameters for the engine's encoder-cache connector: a JSON object, passed through unchanged. None: no
+    parameters."""
     kv_hints_json: str | None
-    """Hints for the KV cache: a JSON object in vLLM's kv_hints form. None: none."""
+    """Hints for the KV cache: a JSON object in the format of vLLM's kv_hints. None: no hints."""
     reasoning_ended: bool | None
-    """Whether the reasoning part of the output has already ended. None: the engine finds out from the prompt."""
+    """Whether the reasoning part has already ended, for structured outputs behind a reasoning parser. None: the engine
+    decides from the prompt."""
     reasoning_parser_kwargs_json: str | None
-    """Arguments for the engine's reasoning parser: a JSON object. None: none."""
+    """Arguments for the engine's reasoning parser: a JSON object. None: no arguments."""
     return_prompt_token_ids: bool | None
-    """Whether the prompt's token ids come back with the first response. None: False."""
+    """Whether the result, or the first delta, includes the prompt's token ids. None: False."""
 
 
 def generation_input(
@@ -50,9 +53,20 @@ def generation_input(
     sampling_params: SamplingParams | None = None,
     **options: Unpack[GenerationOptions],
 ) -> pb.GenerationInput:
-    """Build the request, with a random id where the caller gives none.
+    """Build the request, with a random id if the caller passes none.
 
-    Raises InvalidArgumentError, with the fields at fault, for values that the message cannot hold.
+    Args:
+        prompt_token_ids: token ids of the prompt.
+        sampling_params: how to sample. None: the model's defaults.
+        **options: fields of `GenerationOptions`.
+
+    Returns:
+        The protobuf message.
+
+    Raises:
+        InvalidArgumentError: values cannot be encoded; the field violations name their fields.
+        TypeError: `options` has an unknown name.
+
     """
     unknown = options.keys() - GenerationOptions.__annotations__.keys()
     if unknown:
@@ -61,7 +75,7 @@ def generation_input(
     if request_id is None:
         request_id = uuid.uuid4().hex
     elif not request_id:
-        # On the wire it would mean "make one up", and the caller could not abort by it.
+        # An empty id on the wire asks for a server-generated id, which the caller could not abort by.
         raise _wire.invalid(FieldViolation("input.request_id", "must be 1 to 256 visible ASCII characters, not empty"))
     _wire.not_text("input.prompt_token_ids", prompt_token_ids)
     values = {

@@ -1,4 +1,4 @@
-"""Log probabilities, in columns as on the wire: no object for each token."""
+"""Log probabilities, in columns as on the wire: there is no object per token."""
 
 import msgspec
 
@@ -7,33 +7,32 @@ from tokenwire.v1 import logprobs_pb2 as pb
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Log probabilities of the tokens of a chunk, in columns.
+    """Log probabilities of a chunk of T tokens, in columns.
 
-    Where the chunk holds T tokens, `logprobs` and `ranks` have T values and the `top_` columns T x `top_k`, token by
-    token, best first.
+    Log probabilities are natural logarithms, float32 on the wire. Token ids and ranks are uint32.
     """
 
     logprobs: list[float]
-    """Log probability of each token itself."""
+    """Log probability of each token. Shape [T]."""
     ranks: list[int]
-    """Rank of each token in the vocabulary; 1 is the most likely."""
+    """Rank of each token in the vocabulary; 1 is the most likely. Shape [T]."""
     top_k: int = 0
-    """Number of further ids reported for each token; 0 where only the token itself was asked for."""
+    """Number k of most likely tokens reported per position. 0: only the token itself."""
     top_token_ids: list[int]
-    """The `top_k` most likely ids for each token, or `SamplingParams.logprob_token_ids` in their order. The token itself
-    is among the most likely ones where its rank is at most `top_k`."""
+    """The `top_k` most likely token ids at each position, the most likely first, or `SamplingParams.logprob_token_ids`
+    in their order. Includes the token itself if its rank is at most `top_k`. Shape [T, top_k], flattened."""
     top_logprobs: list[float]
-    """Log probabilities of `top_token_ids`."""
+    """Log probabilities of `top_token_ids`. Shape [T, top_k], flattened."""
     cumulative_logprob: float | None = None
-    """Sum of the log probabilities of the sequence's tokens up to this chunk's end. None: not known."""
+    """Sum of the log probabilities of the sequence's tokens up to the end of this chunk. None: unknown."""
 
     def top(self, position: int) -> list[tuple[int, float]]:
-        """Give the further ids of the chunk's token at `position` with their log probabilities, best first."""
+        """Return the `top_k` tokens at `position` in the chunk, as pairs of token id and log probability."""
         return _row(self.top_k, self.top_token_ids, self.top_logprobs, range(len(self.logprobs))[position])
 
     @classmethod
     def from_proto(cls, message: pb.Logprobs) -> "Logprobs":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(
             logprobs=list(message.logprobs),
             ranks=list(message.ranks),
@@ -45,31 +44,33 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Log probabilities of prompt tokens, in columns laid out as in Logprobs."""
+    """Log probabilities of T prompt tokens, in columns laid out as in Logprobs."""
 
     offset: int
-    """Position in the prompt of the first token of these columns; the first prompt token has no log probability."""
+    """Position in the prompt of the first of these tokens, at least 1: the first prompt token has no log
+    probability."""
     logprobs: list[float]
-    """Log probability of each prompt token given those before it."""
+    """Log probability of each prompt token given the tokens before it. Shape [T]."""
     ranks: list[int]
-    """Rank of each prompt token in the vocabulary; 1 is the most likely."""
+    """Rank of each prompt token in the vocabulary; 1 is the most likely. Shape [T]."""
     top_k: int = 0
-    """Number of further ids reported for each token; 0 where only the prompt token itself was asked for."""
+    """Number k of most likely tokens reported per position. 0: only the prompt token itself."""
     top_token_ids: list[int]
-    """The `top_k` most likely ids at each position, best first."""
+    """The `top_k` most likely token ids at each position, the most likely first. Shape [T, top_k], flattened."""
     top_logprobs: list[float]
-    """Log probabilities of `top_token_ids`."""
+    """Log probabilities of `top_token_ids`. Shape [T, top_k], flattened."""
     token_id_logprobs: list[float]
-    """Scores of `SamplingParams.prompt_logprob_token_ids`, all rows one after the other. Empty unless that is set."""
+    """Log probabilities of `SamplingParams.prompt_logprob_token_ids`, the rows concatenated. Empty unless that is
+    set."""
 
     def top(self, position: int) -> list[tuple[int, float]]:
-        """Give the further ids at the prompt's `position`, at least `offset`, with their log probabilities."""
+        """Return the `top_k` tokens at `position` in the prompt, as pairs of token id and log probability."""
         row = range(self.offset, self.offset + len(self.logprobs)).index(position)
         return _row(self.top_k, self.top_token_ids, self.top_logprobs, row)
 
     @classmethod
     def from_proto(cls, message: pb.PromptLogprobs) -> "PromptLogprobs":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(
             offset=message.offset,
             logprobs=list(message.logprobs),

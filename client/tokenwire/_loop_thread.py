@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for the blocking client."""
+"""An event loop in a background thread, for the blocking client."""
 
 import asyncio
 import concurrent.futures
@@ -12,24 +12,24 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs coroutines for callers in other threads, until it is stopped."""
+    """Runs coroutines for callers in other threads until it is stopped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
         self._started = concurrent.futures.Future()
-        # A daemon, so that a client that nobody closed does not keep the process from ending.
+        # A daemon thread, so that a client that was not closed does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="tokenwire-client", daemon=True)
         self._thread.start()
         self._loop, self._stop = self._started.result()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine and wait for it. What interrupts the wait, Ctrl-C for example, cancels the coroutine."""
+        """Run a coroutine and return its result. Interrupting the wait, with Ctrl-C for example, cancels it."""
         with self._lock:
-            # After a fork the child has the object but not the thread.
+            # A forked child process has this object but not its thread.
             if not self._thread.is_alive() or self._stop.is_set():
                 coroutine.close()
-                raise ClientClosedError("the client is closed, or was made before this process forked")
+                raise ClientClosedError("the client is closed, or was created before this process was forked")
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -39,9 +39,9 @@ class LoopThread:
             future.cancel()
 
     def stop(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run a last coroutine, cancel the others and end the thread. May be called again."""
+        """Run a last coroutine, cancel the others and end the thread. Safe to call again."""
         if threading.current_thread() is self._thread:
-            # Garbage collected here of all places: the loop cannot wait for itself.
+            # The client was garbage-collected in this thread, whose loop cannot wait for itself.
             last.close()
             self._stop.set()
             return

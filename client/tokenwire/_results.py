@@ -1,4 +1,4 @@
-"""Answers of the generating calls: a whole result, or a stream's deltas."""
+"""What the generating calls return: a result, or the deltas of a stream."""
 
 from typing import Any
 
@@ -9,21 +9,22 @@ from tokenwire._logprobs import PromptLogprobs
 from tokenwire._sequence import FinishReason, SequenceOutput
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import generation_pb2
+from tokenwire.v1.multiplex_pb2 import MultiplexFinish
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Token counts of a request, all its sequences together."""
+    """Token counts of a request, over all its sequences."""
 
     prompt_tokens: int
-    """Tokens in the prompt."""
+    """Number of prompt tokens."""
     completion_tokens: int
-    """Tokens generated, over all sequences."""
+    """Number of generated tokens, over all sequences."""
     cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache or fetched by a KV connector. None: not told."""
+    """Number of prompt tokens found in the prefix cache or fetched by a KV connector. None: unknown."""
 
     @classmethod
     def from_proto(cls, message: generation_pb2.Usage) -> "Usage":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(
             prompt_tokens=message.prompt_tokens,
             completion_tokens=message.completion_tokens,
@@ -31,19 +32,23 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0)
+"""The usage of a result for which the server sent none."""
+
+
 class Timing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """When things happened to a request, in seconds, by the engine's clock; None: not known."""
+    """Durations of a request's phases, in seconds, by the engine's clock. None: unknown."""
 
     queue_time: float | None = None
-    """Time in the engine's queue."""
+    """Seconds in the engine's queue."""
     time_to_first_token: float | None = None
-    """From arrival to the first token."""
+    """Seconds from arrival to the first token."""
     total_time: float | None = None
-    """From arrival to the last token."""
+    """Seconds from arrival to the last token."""
 
     @classmethod
     def from_proto(cls, message: generation_pb2.Timing) -> "Timing":
-        """Convert the contract's message."""
+        """Convert from the protobuf message."""
         return cls(
             queue_time=_wire.present_seconds(message, "queue_time"),
             time_to_first_token=_wire.present_seconds(message, "time_to_first_token"),
@@ -52,33 +57,33 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a result and a delta have in common."""
+    """The fields that a result and a delta share."""
 
     request_id: str
     """The request's id, for `abort`."""
     outputs: list[SequenceOutput]
-    """The sequences: all of them in a result, those with something new in a delta."""
+    """The sequences: all of them in a result, those with new tokens or a finish in a delta."""
     timing: Timing | None = None
-    """When things happened. None: not reported, or not a stream's last delta."""
+    """Durations. None: not reported by the engine, or not the last delta."""
     prompt_logprobs: PromptLogprobs | None = None
-    """Log probabilities of the prompt's tokens. None: not asked for, or not a stream's first delta."""
+    """Log probabilities of the prompt tokens. None: not requested, or not the first delta."""
     prompt_token_ids: list[int] | None = None
-    """The prompt, where return_prompt_token_ids asks for it. None: not asked for, or not a stream's first delta."""
+    """Token ids of the prompt, with return_prompt_token_ids. None: not requested, or not the first delta."""
     kv_transfer_params_json: str | None = None
-    """What the engine's KV connector gave back: JSON, verbatim. None: nothing, or not a stream's last delta."""
+    """Parameters from the engine's KV connector: JSON, unchanged. None: no parameters, or not the last delta."""
     ec_transfer_params_json: str | None = None
-    """What the engine's encoder-cache connector gave back: JSON, verbatim. None: nothing, or not a stream's last
+    """Parameters from the engine's encoder-cache connector: JSON, unchanged. None: no parameters, or not the last
     delta."""
 
     @property
     def token_ids(self) -> list[int]:
-        """The (new) tokens of a request with n = 1; ValueError where there is a sequence beside the first."""
+        """The tokens of the only sequence. Raises ValueError if n > 1: use `outputs`."""
         only = self._only()
         return [] if only is None else only.token_ids
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why a request with n = 1 ended, None while it runs; ValueError where there is a sequence beside the first."""
+        """Why the only sequence finished; None if it has not. Raises ValueError if n > 1: use `outputs`."""
         only = self._only()
         return None if only is None else only.finish_reason
 
@@ -86,51 +91,62 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if not self.outputs:
             return None
         if len(self.outputs) > 1 or self.outputs[0].index:
-            raise ValueError("several sequences: look at outputs")
+            raise ValueError("the request has several sequences: use outputs")
         return self.outputs[0]
 
 
 class GenerateResult(_Answer, frozen=True, kw_only=True, gc=False):
-    """A request's whole answer."""
+    """The complete output of a request."""
 
     usage: Usage
     """Token counts."""
 
     @classmethod
     def from_proto(cls, message: pb.GenerateResponse) -> "GenerateResult":
-        """Convert the contract's message."""
-        return cls(
-            request_id=message.request_id,
-            outputs=[SequenceOutput.from_proto(output) for output in message.outputs],
-            usage=Usage.from_proto(message.usage),
-            **_once(message),
-        )
+        """Convert from the protobuf message."""
+        end = request_end(message)
+        end.setdefault("usage", NO_USAGE)
+        outputs = [SequenceOutput.from_proto(output) for output in message.outputs]
+        return cls(request_id=message.request_id, outputs=outputs, **_prompt(message), **end)
 
 
 class Delta(_Answer, frozen=True, kw_only=True, gc=False):
-    """What is new in a stream since the delta before. May hold several tokens, also of several sequences."""
+    """What a stream has received since the previous delta: any number of tokens, of any of the sequences."""
 
     usage: Usage | None = None
-    """Token counts. None: not the stream's last delta."""
+    """Token counts. None: not the last delta."""
 
     @classmethod
     def from_proto(cls, message: pb.GenerateStreamResponse, request_id: str) -> "Delta":
-        """Convert the contract's message; `request_id` stands in where only the stream's first message has it."""
+        """Convert from the protobuf message. `request_id`: the id, which only the first message of a stream has."""
         outputs = [SequenceOutput.from_proto(output) for output in message.outputs]
-        usage = Usage.from_proto(message.usage) if message.HasField("usage") else None
-        if usage is None and not message.request_id:
-            # Between the first message and the last there are tokens only.
+        if not message.request_id and not message.HasField("usage"):
+            # Messages between the first and the last have only tokens.
             return cls(request_id=request_id, outputs=outputs)
-        return cls(request_id=message.request_id or request_id, outputs=outputs, usage=usage, **_once(message))
+        return cls(
+            request_id=message.request_id or request_id, outputs=outputs, **_prompt(message), **request_end(message)
+        )
 
 
-def _once(message: pb.GenerateResponse | pb.GenerateStreamResponse) -> dict[str, Any]:
-    """Convert what a result holds, and in a stream only the first or the last message."""
-    has_logprobs = message.HasField("prompt_logprobs")
+def request_end(message: pb.GenerateResponse | pb.GenerateStreamResponse | MultiplexFinish) -> dict[str, Any]:
+    """Convert the fields of a request's end, which all responses share with MultiplexFinish, without absent ones."""
+    has = message.HasField
+    fields: dict[str, Any] = {}
+    if has("usage"):
+        fields["usage"] = Usage.from_proto(message.usage)
+    if has("timing"):
+        fields["timing"] = Timing.from_proto(message.timing)
+    if has("kv_transfer_params_json"):
+        fields["kv_transfer_params_json"] = message.kv_transfer_params_json
+    if has("ec_transfer_params_json"):
+        fields["ec_transfer_params_json"] = message.ec_transfer_params_json
+    return fields
+
+
+def _prompt(message: pb.GenerateResponse | pb.GenerateStreamResponse) -> dict[str, Any]:
+    """Convert the fields about the prompt. In a stream, only the first message has them."""
+    logprobs = message.prompt_logprobs
     return {
-        "timing": Timing.from_proto(message.timing) if message.HasField("timing") else None,
-        "prompt_logprobs": PromptLogprobs.from_proto(message.prompt_logprobs) if has_logprobs else None,
+        "prompt_logprobs": PromptLogprobs.from_proto(logprobs) if message.HasField("prompt_logprobs") else None,
         "prompt_token_ids": list(message.prompt_token_ids) or None,
-        "kv_transfer_params_json": _wire.present(message, "kv_transfer_params_json"),
-        "ec_transfer_params_json": _wire.present(message, "ec_transfer_params_json"),
     }

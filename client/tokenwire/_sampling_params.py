@@ -1,4 +1,4 @@
-"""How tokens are sampled: the typed face of the contract's SamplingParams."""
+"""Sampling parameters, and their conversion to the protobuf messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,30 +11,33 @@ from tokenwire.v1 import sampling_params_pb2 as pb
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the output: exactly one of the first six. Needs a server started with --keep-tokenizer."""
+    """A constraint on the output: exactly one of the first six fields. The server must run with --keep-tokenizer."""
 
     json: str | Mapping[str, Any] | None = None
-    """A JSON schema, as text or as a mapping that is sent as JSON text."""
+    """A JSON schema, as JSON text or as a mapping."""
     regex: str | None = None
     """A regular expression."""
     choice: Sequence[str] | None = None
-    """The texts that the output may be, at least one."""
+    """The possible outputs, at least one."""
     grammar: str | None = None
-    """A context-free grammar in the backend's own notation (EBNF)."""
+    """A context-free grammar in the notation of the engine's grammar backend (EBNF)."""
     json_object: bool = False
-    """Whether any JSON object will do."""
+    """Whether the output must be a JSON object, of any content."""
     structural_tag: str | None = None
     """A structural tag, as JSON text."""
 
     disable_any_whitespace: bool | None = None
-    """Whether JSON may hold no free whitespace. None: False."""
+    """Whether the JSON must not contain optional whitespace. Must equal the engine's configuration. None: as the engine
+    is configured."""
     disable_additional_properties: bool | None = None
-    """Whether JSON objects may hold no properties beside those of the schema. None: False."""
+    """Whether JSON objects must have no properties other than the schema's. Must equal the engine's configuration.
+    None: as the engine is configured."""
     whitespace_pattern: str | None = None
-    """Regular expression of the whitespace allowed in JSON. None: the backend's own."""
+    """Regular expression for the whitespace allowed in JSON. The server refuses it, since no grammar backend of vLLM
+    0.32 honours it. None: the backend's default."""
 
     def to_proto(self, path: str) -> pb.StructuredOutputsParams:
-        """Convert; `path` is the field's place in the request. Raises InvalidArgumentError."""
+        """Convert to the protobuf message, which is the request's field `path`. Raises InvalidArgumentError."""
         values = msgspec.structs.asdict(self)
         values["json_object"] = pb.JsonObject() if self.json_object else None
         constraints = pb.StructuredOutputsParams.DESCRIPTOR.oneofs_by_name["constraint"].fields
@@ -52,100 +55,113 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True):
-    """When to take an output for an endless repetition."""
+    """When to end a sequence that repeats itself."""
 
     max_pattern_size: int | None = None
-    """Longest repeating pattern to look for, in tokens. None: 0, which turns detection off."""
+    """Maximum length of a repeating pattern, in tokens. None: 0, which disables the detection."""
     min_pattern_size: int | None = None
-    """Shortest repeating pattern to look for, in tokens, at most max_pattern_size. None or 0: 1."""
+    """Minimum length of a repeating pattern, in tokens, at most max_pattern_size. None or 0: 1."""
     min_count: int | None = None
-    """Number of repetitions that ends the sequence, at least 2. None: 0, valid only while detection is off."""
+    """Number of repetitions that ends the sequence, at least 2. None: 0, which is valid only if the detection is
+    disabled."""
 
     def to_proto(self, path: str) -> pb.RepetitionDetectionParams:
-        """Convert; `path` is the field's place in the request. Raises InvalidArgumentError."""
+        """Convert to the protobuf message, which is the request's field `path`. Raises InvalidArgumentError."""
         return _wire.build(pb.RepetitionDetectionParams, path, msgspec.structs.asdict(self))
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are sampled; every field is named as in vLLM's SamplingParams and means the same.
+    """Sampling parameters. Every field has the name and the meaning that it has in vLLM's SamplingParams.
 
-    None means what `/v1/chat/completions` would do: the value of the model's generation_config.json where it has one,
-    else vLLM's default, which is given below. Zero is a value, not "unset".
+    None means the same default as in vLLM's `/v1/chat/completions`: the value in the model's generation_config.json if
+    it has one, else vLLM's default, which each field gives. Zero is a value, not "unset".
     """
 
     n: int | None = None
-    """Number of output sequences for the prompt, at least 1. None: 1, the only one that greedy sampling allows."""
+    """Number of sequences to generate, at least 1. Greedy sampling allows only 1. None: 1."""
     temperature: float | None = None
-    """Randomness, 0 to 2; 0 means greedy. None: generation_config, else 1.0."""
+    """Sampling temperature, 0 to 2. 0 means greedy sampling. None: generation_config, else 1.0."""
     top_p: float | None = None
-    """Cumulative probability of the tokens to consider, above 0 and at most 1. None: generation_config, else 1.0."""
+    """Cumulative probability of the tokens to sample from, above 0 and at most 1. None: generation_config, else 1.0."""
     top_k: int | None = None
-    """Number of most likely tokens to consider; 0 or -1 means all. None: generation_config, else 0."""
+    """Number of most likely tokens to sample from. 0 or -1 means all. None: generation_config, else 0."""
     min_p: float | None = None
-    """Least probability relative to that of the most likely token, 0 to 1. None: generation_config, else 0.0 (off)."""
+    """Minimum probability of a token relative to the most likely one, 0 to 1. None: generation_config, else 0.0
+    (disabled)."""
     presence_penalty: float | None = None
-    """Penalty for tokens that the output already holds, -2 to 2. None: 0.0 (off)."""
+    """Penalty for tokens that are already in the output, -2 to 2. None: generation_config, else 0.0 (disabled)."""
     frequency_penalty: float | None = None
-    """Penalty for tokens by their count in the output, -2 to 2. None: 0.0 (off)."""
+    """Penalty for tokens, multiplied by their count in the output, -2 to 2. None: generation_config, else 0.0
+    (disabled)."""
     repetition_penalty: float | None = None
-    """Penalty factor for tokens of the prompt or the output, above 0. None: generation_config, else 1.0 (off)."""
+    """Penalty factor for tokens that are in the prompt or the output, above 0. None: generation_config, else 1.0
+    (disabled)."""
     seed: int | None = None
-    """Seed of this request's random numbers; with n above 1 sequence i uses seed + i. None or -1: no seed."""
+    """Seed of the request's random number generator. With n above 1, sequence i uses seed + i. None or -1: no seed."""
     max_tokens: int | None = None
-    """Most tokens to generate for each sequence, at least 1. None: up to the end of the model's context, or the limit
-    that generation_config or the server sets."""
+    """Maximum number of tokens to generate per sequence, at least 1. None: the limit of generation_config or the
+    server, else what the model's context allows."""
     min_tokens: int | None = None
-    """Tokens to generate before EOS or a stop token may end a sequence, at most max_tokens. None: 0."""
+    """Number of tokens to generate per sequence before EOS or a stop token may end it, at most max_tokens. None: 0."""
     stop_token_ids: Sequence[int] | None = None
-    """Token ids that end a sequence; the stop token is the last of its tokens. None or empty: only the model's EOS."""
+    """Token ids that end a sequence; the stop token is its last token. None or empty: only the model's EOS ids."""
     ignore_eos: bool | None = None
-    """Whether to go on after EOS. None: False."""
+    """Whether to continue generating after EOS. None: False."""
     logit_bias: Mapping[int, float] | None = None
-    """Values added to the logits of token ids, each limited to -100 to 100 by the engine. None or empty: none."""
+    """Bias added to the logits, by token id; the engine clamps it to -100 to 100. None or empty: no bias."""
     logprobs: int | None = None
-    """Number of most likely tokens to report for each output token, beside the sampled one; 0 reports the sampled
-    token alone, -1 the whole vocabulary. None: no log probabilities."""
+    """Number of most likely tokens to return log probabilities for at each output position, in addition to the sampled
+    token. 0: only the sampled token. -1: the whole vocabulary. None: no log probabilities."""
     prompt_logprobs: int | None = None
-    """Number of most likely tokens to report for each prompt token, beside that token; -1 means the whole vocabulary.
-    None: none."""
+    """Number of most likely tokens to return log probabilities for at each prompt position, in addition to the prompt
+    token. 0: only the prompt token. -1: the whole vocabulary. None: no prompt log probabilities."""
     logprob_token_ids: Sequence[int] | None = None
-    """Token ids to report in place of the most likely ones, in this order, at most 128. None: the most likely ones."""
+    """Token ids to return log probabilities for in place of the most likely ones, in this order, at most 128. None: the
+    most likely ones."""
     prompt_logprob_token_ids: Sequence[Sequence[int]] | None = None
-    """Rows of token ids to score for each causal prompt row. None: none. Needs vLLM's V2 model runner."""
+    """Rows of token ids to return log probabilities for: row i scores its ids as predictions of prompt token
+    prompt_logprob_start + i + 1. Rows may differ in length. None: no rows. Needs vLLM's V2 model runner."""
     prompt_logprob_start: int | None = None
-    """First causal prompt row to score, with prompt_logprob_token_ids. None: the first."""
+    """Index of the first causal prompt row to score with prompt_logprob_token_ids. None: 0."""
     allowed_token_ids: Sequence[int] | None = None
-    """The only token ids that may be generated, at least one. None: all."""
+    """Token ids that may be generated, at least one. None: all."""
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
-    """Sequences of token ids that may not be generated, at most 128 with 1,024 ids together; in place of vLLM's
-    `bad_words`, which are strings. None or empty: none."""
+    """Sequences of token ids that must not be generated, at most 128 sequences and 1,024 ids in total. The counterpart
+    of vLLM's `bad_words`, which are strings. None or empty: no such sequences."""
     structured_outputs: StructuredOutputsParams | None = None
-    """A grammar for the output. None: none."""
+    """A constraint on the output. None: no constraint."""
     stream_interval: int | None = None
-    """Number of new tokens to gather before a stream sends them, at least 1. None: the engine's --stream-interval,
-    which is also the least."""
+    """Number of tokens per delta, at least 1; the first and the last token are sent immediately. None: the engine's
+    --stream-interval, which is also the minimum."""
     skip_reading_prefix_cache: bool | None = None
-    """Whether the request may not read the prefix cache. None: True only where prompt log probabilities are asked for."""
+    """Whether the request must not read the prefix cache. None: True only if prompt log probabilities are requested."""
     thinking_token_budget: int | None = None
-    """Most tokens to spend on reasoning, at least 0; -1 means no limit. None: no limit. Needs a server with a reasoning
-    parser and --keep-tokenizer."""
+    """Maximum number of reasoning tokens, at least 0. -1 or None: no limit. The server must run with a reasoning parser
+    and --keep-tokenizer."""
     repetition_detection: RepetitionDetectionParams | None = None
-    """Ends a sequence that repeats itself. None: off."""
+    """When to end a sequence that repeats itself. None: never."""
     watermarking: bool | None = None
-    """Whether the engine's watermark is applied. None: yes where the engine has one."""
+    """Whether to apply the engine's watermark. None: True if the engine has one."""
     extra_args_json: str | None = None
-    """Arguments for custom sampling code and plug-ins: a JSON object, passed on verbatim. None: none."""
+    """Arguments for custom sampling code and plug-ins: a JSON object, passed through unchanged. None: no arguments."""
     routed_experts_prompt_start: int | None = None
-    """Number of leading prompt tokens to leave out of the returned expert routing. None: 0."""
+    """Number of leading prompt tokens to omit from the returned expert routing. None: 0."""
     trace_decode_token_ids: Sequence[int] | None = None
-    """Token ids that the engine must emit in place of sampled ones, at least one. None: tokens are sampled. Needs a
-    server with --enable-trace-replay."""
+    """Token ids that the engine returns in place of sampled ones, at least one. None: tokens are sampled. The server
+    must run with --enable-trace-replay."""
 
     def to_proto(self, path: str = "input.sampling_params") -> pb.SamplingParams:
-        """Convert to the contract's message.
+        """Convert to the protobuf message. The server validates what can be encoded.
 
-        `path` is the message's place in the request, for the errors. Raises InvalidArgumentError, with every field at
-        fault, for values that the message cannot hold; whether they make sense is for the server to say.
+        Args:
+            path: path of the message in the request, for errors.
+
+        Returns:
+            The message.
+
+        Raises:
+            InvalidArgumentError: values cannot be encoded; it has a violation for every such field.
+
         """
         values = msgspec.structs.asdict(self)
         if self.stop_token_ids is not None:

@@ -1,4 +1,4 @@
-"""A request's deltas as they come, and the end of the request when nobody reads them any more."""
+"""The stream of one request's deltas, which aborts the request when it is no longer read."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,14 @@ from tokenwire.v1.generation_pb2 import GenerationInput
 
 
 class AsyncDeltaStream(AsyncIterator[Delta]):
-    """The deltas of one request. Leaving it early ends the request on the server.
+    """Iterates over the deltas of one request. Leaving it early aborts the request on the server.
 
-    `async with` is the form that is guaranteed: the request is cancelled when the block is left, in whatever way. So
-    it is by `aclose()`, by cancelling the task that reads, and by an error. A bare `async for` that is left by `break`
-    or an exception cancels when the stream object is dropped: in CPython that is at once, unless a variable or a stored
-    traceback still holds the stream.
+    Leaving the stream's `async with` block in any way cancels the call, and the server aborts the request. So do
+    `aclose()`, an error, and cancelling the task that reads. A bare `async for` that is left by `break` or an exception
+    cancels the call only when the stream object is garbage-collected: in CPython at once, unless a variable or a stored
+    traceback still refers to it.
 
-    The request starts with the call of `stream`, not with the first read. For one reader at a time.
+    The request starts with the call of `stream`, not with the first read. Only one task may read at a time.
     """
 
     def __init__(
@@ -32,14 +32,27 @@ class AsyncDeltaStream(AsyncIterator[Delta]):
         timeout: float | None,
         metadata: Metadata | None,
     ) -> None:
-        self._closed = True  # until there is a call to cancel, for __del__
+        """Start a request.
+
+        Args:
+            connection: the connection to the server.
+            generation_input: the request.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of the call, sent after the client's own. None: nothing is added.
+
+        Raises:
+            ClientClosedError: the client is closed.
+            InvalidArgumentError: the metadata cannot be sent.
+
+        """
+        self._closed = True  # __del__ has no call to cancel yet
         self.request_id = generation_input.request_id
         """The request's id, for `abort`."""
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         request = pb.GenerateStreamRequest(input=generation_input)
         self._call = connection.start(connection.stub.GenerateStream, request, timeout, metadata)
-        # Not call.read(): it looks at the status first, and would drop messages that are still to be read.
+        # Not call.read(), which checks the status first and would drop messages that were received before it.
         self._messages = aiter(self._call)
         self._closed = False
 
@@ -47,7 +60,7 @@ class AsyncDeltaStream(AsyncIterator[Delta]):
         return self
 
     async def __anext__(self) -> Delta:
-        """Give the next delta. Raises StatusError, UnreachableError and ClientClosedError."""
+        """Return the next delta. Raises StatusError, UnreachableError and ClientClosedError."""
         if self._closed:
             raise StopAsyncIteration
         try:
@@ -63,11 +76,11 @@ class AsyncDeltaStream(AsyncIterator[Delta]):
             if task_is_cancelled():
                 raise
             self._connection.raise_if_closed()
-            raise StopAsyncIteration from None  # aclose() in another task
+            raise StopAsyncIteration from None  # aclose() was called in another task
         return Delta.from_proto(message, self.request_id)
 
     async def aclose(self) -> None:
-        """Cancel the request, if it still runs. A read that waits in another task ends the iteration there."""
+        """Abort the request unless it has finished. Ends the iteration of a task that is reading."""
         self._close()
 
     async def __aenter__(self) -> Self:
@@ -79,8 +92,8 @@ class AsyncDeltaStream(AsyncIterator[Delta]):
         self._close()
 
     def __del__(self) -> None:
-        # grpc.aio never collects an abandoned call (grpc/grpc#43462), so the wrapper has to end it. Garbage may be
-        # collected in any thread; a loop that is closed has ended its calls.
+        # grpc.aio never frees an abandoned call (grpc/grpc#43462), so this wrapper cancels it. The garbage collector
+        # may run in any thread. RuntimeError: the loop is closed, and its calls have ended.
         if not self._closed:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._call.cancel)

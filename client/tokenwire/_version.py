@@ -1,3 +1,3 @@
-"""The version of the distribution; the only place that names it."""
+"""The version of the distribution, defined only here."""
 
 __version__ = "0.1.0"

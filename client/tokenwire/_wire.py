@@ -1,4 +1,4 @@
-"""Between Python values and protobuf messages: what cannot be sent is refused here, naming the field."""
+"""Converts between Python values and protobuf messages. A value that cannot be encoded is refused with its field."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tokenwire._errors import FieldViolation, InvalidArgumentError
 
 _Message = TypeVar("_Message", bound=Message)
 
-# protobuf says no by any of these: UnicodeEncodeError is a ValueError.
+# What protobuf raises for a value that it cannot encode. UnicodeEncodeError is a ValueError.
 _REFUSALS = (TypeError, ValueError, OverflowError)
 
 _EXPECTED = {
@@ -23,45 +23,54 @@ _EXPECTED = {
     FieldDescriptor.TYPE_DOUBLE: "a real number",
     FieldDescriptor.TYPE_INT32: "an integer from -2147483648 to 2147483647",
     FieldDescriptor.TYPE_INT64: "an integer from -9223372036854775808 to 9223372036854775807",
-    FieldDescriptor.TYPE_STRING: "text that UTF-8 can hold",
+    FieldDescriptor.TYPE_STRING: "text that UTF-8 can encode",
     FieldDescriptor.TYPE_UINT32: "an integer from 0 to 4294967295",
 }
 
 _NANOS = 1_000_000_000
-_MAX_DURATION = 315_576_000_000.0  # protobuf's limit: about 10,000 years
+_MAX_DURATION = 315_576_000_000.0  # seconds, about 10,000 years: the maximum of google.protobuf.Duration
 
 _repr = Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 def build(message_type: type[_Message], path: str, values: Mapping[str, Any]) -> _Message:
-    """Build a message of the values that are not None.
+    """Build a message from the values that are not None.
 
-    `path` is where the message is in the request, empty for the request itself. Raises InvalidArgumentError with every field at fault, where protobuf
-    cannot hold a value; whether it makes sense is for the server to say.
+    Args:
+        message_type: class of the message.
+        path: the message's field path in the request, for the errors. "": the request itself.
+        values: the fields' values, by name.
+
+    Returns:
+        The message.
+
+    Raises:
+        InvalidArgumentError: values cannot be encoded, with a violation for each. The server validates the rest.
+
     """
     present = {name: value for name, value in values.items() if value is not None}
     try:
-        # The checks are protobuf's own and run in C; only a refusal is looked into.
+        # protobuf checks the values in C. Which one is wrong is only looked for after a failure.
         return message_type(**present)
     except _REFUSALS:
         raise invalid(*_violations(message_type, path, present)) from None
 
 
 def invalid(*violations: FieldViolation) -> InvalidArgumentError:
-    """Give the error that the server would answer for these fields."""
+    """Make the error that the server would return for these fields."""
     message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
     return InvalidArgumentError(message, reason=Reason.INVALID_FIELD, field_violations=violations)
 
 
 def not_text(path: str, value: object) -> None:
-    """Refuse text and bytes where a sequence is wanted: they are sequences too, but never what was meant."""
+    """Refuse text and bytes as a sequence of ids: they are sequences, but never the intended ones."""
     if isinstance(value, str | bytes):
         raise invalid(FieldViolation(path, f"must be a sequence, not {_repr.repr(value)}"))
 
 
 def duration(path: str, value: float | None) -> Duration | None:
-    """Turn seconds into a Duration. Raises InvalidArgumentError for what is not a number of seconds."""
+    """Convert seconds to a Duration. Raises InvalidArgumentError if the value is not a number of seconds."""
     if value is None:
         return None
     try:
@@ -70,7 +79,7 @@ def duration(path: str, value: float | None) -> Duration | None:
         number = math.nan
     if not abs(number) <= _MAX_DURATION:
         raise invalid(FieldViolation(path, f"must be a number of seconds, not {_repr.repr(value)}"))
-    # The fraction first, so that a large number of seconds costs it no digits; both parts keep the sign.
+    # Rounding the fraction alone keeps its digits if the number of seconds is large. Both parts have the same sign.
     fraction, whole = math.modf(number)
     nanos = round(fraction * _NANOS)
     if abs(nanos) == _NANOS:
@@ -79,27 +88,27 @@ def duration(path: str, value: float | None) -> Duration | None:
 
 
 def seconds(value: Duration) -> float:
-    """Turn a Duration into seconds."""
+    """Convert a Duration to seconds."""
     return value.seconds + value.nanos / _NANOS
 
 
 def present(message: Message, name: str) -> Any:
-    """Give a field's value, or None where it is not set."""
+    """Return a field's value, None if it is not set."""
     return getattr(message, name) if message.HasField(name) else None
 
 
 def present_seconds(message: Message, name: str) -> float | None:
-    """Give a Duration field in seconds, or None where it is not set."""
+    """Return a Duration field in seconds, None if it is not set."""
     return seconds(getattr(message, name)) if message.HasField(name) else None
 
 
 def optional(cls: type[msgspec.Struct], message: Message) -> dict[str, Any]:
-    """Give the message's fields that have presence, which cls names alike: those whose default is None."""
+    """Return the message's fields with presence, by name: the fields of `cls` whose default is None."""
     return {field.name: present(message, field.name) for field in msgspec.structs.fields(cls) if field.default is None}
 
 
 def _violations(message_type: type[Message], path: str, values: Mapping[str, Any]) -> list[FieldViolation]:
-    """Find the fields that protobuf refused, one by one."""
+    """Return a violation for each field that protobuf refuses."""
     found = []
     for name, value in values.items():
         if _refused(message_type, name, value):
@@ -108,7 +117,7 @@ def _violations(message_type: type[Message], path: str, values: Mapping[str, Any
 
 
 def _violation(message_type: type[Message], path: str, name: str, value: Any) -> FieldViolation:
-    """Say what is wrong with a field, down to the element."""
+    """Describe what is wrong with a field, or with one element of it."""
     field = message_type.DESCRIPTOR.fields_by_name[name]
     entry = field.message_type
     place = f"{path}.{name}" if path else name

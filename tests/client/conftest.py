@@ -1,4 +1,4 @@
-"""Real servers around functions that a test defines: `serve(Generate=...)` gives the address."""
+"""Real servers whose handlers are functions of a test: `serve(Generate=...)` returns the address."""
 
 import asyncio
 import gc
@@ -50,7 +50,7 @@ def _handlers(methods: dict[str, Callable[..., Any]]) -> list[grpc.GenericRpcHan
 
 @pytest_asyncio.fixture
 async def nothing_pending() -> AsyncIterator[None]:
-    """After each test: no task is left, and no exception was lost."""
+    """Fail the test if it leaves a task behind or loses an exception."""
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_debug(True)

@@ -1,4 +1,4 @@
-"""`tokenwire bench` against a server that answers by script."""
+"""`tokenwire bench` against a scripted server."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
-from tokenwire._bench import _usage
-from tokenwire._bench._recording import RequestRecord, Summary, gaps, times_to_first
-from tokenwire._bench._workload import Lengths
-from tokenwire.cli import app
+from tokenwire._bench import process_usage
+from tokenwire._bench.recording import RequestRecord, Summary, gaps, times_to_first
+from tokenwire._bench.workload import Lengths
+from tokenwire._cli.app import app
 from tokenwire.v1 import engine_info_pb2, generation_pb2, multiplex_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 
@@ -25,7 +25,7 @@ MODES = ["unary", "stream", "multiplex"]
 
 
 class Servicer:
-    """Answers every request with its max_tokens tokens, one by one; `on_request` may end it."""
+    """Responds to every request with max_tokens tokens, one by one. `on_request` may abort it."""
 
     def __init__(self) -> None:
         self.inputs: list[generation_pb2.GenerationInput] = []
@@ -294,9 +294,7 @@ def test_target_dies_in_the_middle(server: Running, mode: str) -> None:
 def test_too_long_for_the_model(server: Running) -> None:
     result = bench(server.address, "--prompt-tokens", "990", "--output-tokens", "5-11")
     assert result.exit_code == 2
-    assert (
-        result.stderr == "tokenwire: prompt and output of up to 1001 tokens do not fit this model's context of 1000\n"
-    )
+    assert result.stderr == "tokenwire: prompt and output of up to 1001 tokens exceed this model's context of 1000\n"
 
 
 @pytest.mark.parametrize("text", ["", "-", "0", "a", "3-", "5-3", "-5", "1.5"])
@@ -315,13 +313,13 @@ def test_a_target_that_is_none(target: str) -> None:
 
 
 def test_server_of_another_machine_is_not_known() -> None:
-    assert _usage.find_listener("192.0.2.1:50051") is None
-    assert _usage.find_listener("127.0.0.1:1") is None
-    assert _usage.find_listener("unix:/no/such/socket") is None
+    assert process_usage.find_listener("192.0.2.1:50051") is None
+    assert process_usage.find_listener("127.0.0.1:1") is None
+    assert process_usage.find_listener("unix:/no/such/socket") is None
 
 
 def test_a_process_that_is_gone() -> None:
-    for measure in (_usage.cpu_seconds, _usage.resident_bytes):
+    for measure in (process_usage.cpu_seconds, process_usage.resident_bytes):
         assert measure(os.getpid()) > 0
         with pytest.raises(OSError, match=r".+"):
             measure(2**22 + 1)

@@ -20,7 +20,7 @@ LIMIT = 20.0
 
 
 class Endless:
-    """Handlers that never finish by themselves, and note when the call ends."""
+    """Handlers that never finish, and record when the call ends."""
 
     def __init__(self) -> None:
         self.started, self.ended = threading.Event(), threading.Event()

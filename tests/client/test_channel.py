@@ -5,7 +5,7 @@ from tokenwire._channel import channel_options
 
 
 def test_grpc_knows_every_option() -> None:
-    """gRPC ignores unknown names in silence, so a typing error would switch a protection off."""
+    """gRPC ignores unknown names silently, so a typo would disable a protection."""
     spec = importlib.util.find_spec("grpc._cython.cygrpc")
     assert spec is not None
     assert spec.origin is not None

@@ -1,4 +1,4 @@
-"""The sub-commands that call a server, against one that answers by script."""
+"""The sub-commands that call a server, against a scripted server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from harness import COMMAND
 from harness.terminal import Terminal
 from harness.tokenizers import byte_level, write_folder
-from tokenwire.cli import app
+from tokenwire._cli.app import app
 from tokenwire.v1 import engine_info_pb2, generation_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 
@@ -28,7 +28,7 @@ ANSWER = TOKENIZER.encode("There are 27 member states. END of it").ids
 
 
 class Servicer:
-    """Answers with `answer`, a token a message; with `hangs` it goes on until it is cancelled."""
+    """Responds with `answer`, one token per message. With `hangs`, it does not finish until it is cancelled."""
 
     def __init__(self) -> None:
         self.inputs: list[generation_pb2.GenerationInput] = []
@@ -167,7 +167,7 @@ def test_any_sampling_parameter(servicer: Servicer, target: str) -> None:
         (["generate", "4", "--params", '{"top_q": 1}'], None, "SamplingParams has no 'top_q'"),
         (["generate", "4", "--params", '{"top_p": "x"}'], None, "$.top_p"),
         (["generate", "four"], None, "valid integer"),
-        (["generate"], "four", "must be token ids"),
+        (["generate"], "four", "must contain only token ids"),
         (["health", "--client-cert", __file__], None, "go together"),
         (["health", "--target", "http://127.0.0.1:1"], None, "must be host:port or unix:path"),
         (["generate", "4", "--target", ""], None, "must be host:port or unix:path"),
@@ -286,11 +286,11 @@ def test_chat_reads_a_piped_message_and_stops(servicer: Servicer, target: str, f
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("owner/model", [], "is not a folder here: name the tokenizer's folder"),
+        ("owner/model", [], "is not a folder on this machine: pass the tokenizer's folder"),
         ("", ["--tokenizer", "/absent"], "no tokenizer at /absent"),
         ("", ["--tokenizer", str(Path(__file__).parent)], "cannot load a tokenizer"),
-        ("", ["--stop", ""], "stop[0]: must be text that is not empty"),
-        ("", ["--system", "\udcff"], "prompt: must be text that UTF-8 can hold"),
+        ("", ["--stop", ""], "stop[0]: must be a non-empty text"),
+        ("", ["--system", "\udcff"], "prompt: must be text that UTF-8 can encode"),
     ],
 )
 def test_chat_errors(servicer: Servicer, target: str, model: str, options: list[str], message: str) -> None:
@@ -333,10 +333,10 @@ def test_a_conversation_outlives_ctrl_c(servicer: Servicer, terminal: Terminal) 
     terminal.until("> ")
     terminal.type("Really?\n")
     terminal.until("of")
-    terminal.until("a second")
+    terminal.until("tokens/s")
     terminal.until("> ")
     terminal.type("And now?\n")
-    terminal.until("a second")
+    terminal.until("tokens/s")
     terminal.until("> ")
     terminal.type("\x04")
     assert terminal.process.wait(LIMIT) == 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenwire.cli import _output
+from tokenwire._cli import output as _output
 
 ROWS = [("model", "demo"), ("longest prompt", "2048")]
 

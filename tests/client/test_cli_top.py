@@ -1,4 +1,4 @@
-"""`tokenwire top`, against servers whose load is scripted."""
+"""`tokenwire top` against servers with a scripted load."""
 
 import json
 import signal
@@ -11,13 +11,13 @@ from typer.testing import CliRunner, Result
 
 from harness import COMMAND
 from harness.terminal import Terminal
-from tokenwire.cli import app
+from tokenwire._cli.app import app
 from tokenwire.v1 import engine_load_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 
 
 class Servicer:
-    """Each look finds 50 more tokens generated, and half of 200 more prompt tokens in the cache."""
+    """Each refresh finds 50 more generated tokens, and 200 more prompt tokens, half of them cached."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -136,7 +136,7 @@ def test_the_table_fits_into_80_columns(target: str) -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown
     for word in ("server", "rank", "live", "running", "waiting", "tokens/s", "KV", "use", "cache", "hits", "preempted"):
         assert word in shown
-    # The address may need a second line for the end of its port.
+    # The end of the address may be on a second line.
     assert target[:-2] in shown
 
 

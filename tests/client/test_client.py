@@ -59,7 +59,7 @@ async def test_deadline_and_metadata_arrive(serve: Serve) -> None:
 
 
 async def test_a_token_that_cannot_be_sent_is_not_shown() -> None:
-    # As it is read from a file.
+    # A token as read from a file.
     with pytest.raises(tokenwire.InvalidArgumentError) as caught:
         AsyncClient(token="secret\n")  # noqa: S106
     assert "secret" not in str(caught.value)
@@ -232,7 +232,7 @@ async def test_message_over_the_limit(serve: Serve, option: str) -> None:
     async with AsyncClient(await serve(Generate=echo), **{option: 1000}) as client:  # type: ignore[arg-type]
         with pytest.raises(tokenwire.ResourceExhaustedError, match="larger than max"):
             await client.generate(range(2000), timeout=LIMIT)
-        # The connection lives on.
+        # The connection stays open.
         assert (await client.generate([3], timeout=LIMIT)).token_ids == [3]
 
 

@@ -1,4 +1,4 @@
-"""What the contract has, the client has; what AsyncClient has, Client has."""
+"""The client has everything that the contract has, and Client everything that AsyncClient has."""
 
 import inspect
 from typing import Any

@@ -15,11 +15,11 @@ from google.rpc import error_details_pb2, status_pb2
 
 import tokenwire
 from tokenwire import Reason, StatusCode
-from tokenwire._errors import CLASS_OF_CODE, CLASS_OF_REASON
+from tokenwire._status import CLASS_OF_CODE, CLASS_OF_REASON
 
 Serve = Callable[..., Awaitable[str]]
 
-# A status alone, as gRPC and proxies send it.
+# Only a status, as sent by gRPC itself and by proxies.
 PLAIN = {
     "CANCELLED": tokenwire.CallCancelledError,
     "UNKNOWN": tokenwire.InternalError,
@@ -43,7 +43,7 @@ PLAIN = {
 async def refusal(
     serve: Serve, code: grpc.StatusCode, message: str = "no", *details: Any, raw: bytes | None = None
 ) -> tokenwire.TokenwireError:
-    """Give the error of a call that a server ends with this status."""
+    """Return the error of a call that a server ends with this status."""
 
     async def info(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         trailer = raw
@@ -168,7 +168,7 @@ async def test_broken_details_leave_the_status(serve: Serve) -> None:
 
 
 def all_errors(root: type[tokenwire.TokenwireError]) -> list[type[tokenwire.TokenwireError]]:
-    """The base install's own; tokenwire.text has some more."""
+    """The classes of the base install. tokenwire.text has more."""
     children = [child for child in root.__subclasses__() if child.__module__ == root.__module__]
     return [root, *(error for child in children for error in all_errors(child))]
 

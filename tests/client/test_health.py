@@ -107,7 +107,7 @@ async def test_wait_ready_says_what_it_waited_for(serve: Serve) -> None:
         await asyncio.Event().wait()
 
     async with AsyncClient(await serve(Watch=watch)) as client:
-        with pytest.raises(tokenwire.DeadlineExceededError, match=r"not ready after 0\.3 s: it says NOT_SERVING"):
+        with pytest.raises(tokenwire.DeadlineExceededError, match=r"not ready after 0\.3 s: its status is NOT_SERVING"):
             await client.wait_ready(timeout=0.3)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

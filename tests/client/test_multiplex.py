@@ -1,4 +1,4 @@
-"""Typed streams on one Multiplex call: what each gets, and that none hangs, leaks or hurts another."""
+"""Typed streams on one Multiplex call: what each returns, and that none hangs, leaks or affects another."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 import tokenwire
 from harness.multiplex import ABORT, MultiplexPeer, finish
 from tokenwire import AsyncClient, FinishReason, Multiplex, MultiplexedStream, SamplingParams
-from tokenwire._multiplex_handles import Handles
+from tokenwire._multiplex.handles import Handles
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import error_pb2, generation_pb2, logprobs_pb2, multiplex_pb2
 
@@ -42,13 +42,13 @@ async def collect(stream: MultiplexedStream) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells; the block of `opened` is the limit."""
+    """Poll a condition that has no event. The timeout of `opened` bounds the wait."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
 async def turns() -> None:
-    """Let the other tasks come to where they wait."""
+    """Let the other tasks run until they wait."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -81,7 +81,7 @@ async def test_deltas_of_several_requests(serve: Serve) -> None:
         assert last.usage == tokenwire.Usage(prompt_tokens=1, completion_tokens=2)
         assert last.prompt_token_ids is None
         assert await anext(a, None) is None
-        # What was not read has been merged.
+        # Unread deltas have been merged.
         peer.finish(2)
         result = await b.result()
         assert (result.request_id, result.token_ids, result.prompt_token_ids) == ("b", [20, 21, 22], [1])
@@ -306,7 +306,7 @@ async def test_handles_are_used_again_only_after_the_last_finish(serve: Serve) -
         await until(lambda: is_free(mux, 2))
         assert mux.submit([1]).handle == 2
         assert mux.submit([1]).handle == 4
-        # A request that was left holds its handle until the server says so.
+        # A request that was left keeps its handle until the server reports its end.
         await streams[2].aclose()
         assert mux.submit([1]).handle == 5
         peer.step(handles=[3], token_ids=[1], finished=[finish(3, ABORT)])
@@ -401,7 +401,7 @@ async def test_leaving_a_stream_aborts_that_request_alone(
         assert await peer.abort() == [2]
         peer.step(handles=[2, 1], token_ids=[6, 7], finished=[finish(2, ABORT), finish(1)])
         assert (await other.result()).token_ids == [4, 7]
-        assert mux._unread.num_tokens == 0
+        assert mux._backpressure.unread_tokens == 0
         peer.end()
         await mux.drain()
 
@@ -435,7 +435,7 @@ async def test_one_reader_at_a_time(serve: Serve) -> None:
                 await second
         peer.step(handles=[1], token_ids=[3], finished=[finish(1)])
         assert await task == [3]
-        with pytest.raises(RuntimeError, match="no longer whole"):
+        with pytest.raises(RuntimeError, match="result is incomplete"):
             await stream.result()
 
 
@@ -487,7 +487,7 @@ async def test_the_end_of_the_call_is_one_error_for_each_open_stream(
         with pytest.raises(expected):
             await anext(unread)
         assert await anext(unread, None) is None
-        # What had ended is whole; nothing new can be submitted.
+        # The result of the request that had ended is complete. No more can be submitted.
         assert (await done.result()).token_ids == [7]
         with pytest.raises(expected):
             mux.submit([1])
@@ -562,21 +562,21 @@ async def test_slow_readers_hold_back_the_server_and_never_block(serve: Serve) -
             peer.tokens(1, *([100_000 + i] * tokens))
         peer.finish(1)
         peer.step(handles=[2], token_ids=[5], finished=[finish(2)])
-        await until(lambda: mux._unread.is_over)
+        await until(lambda: mux._backpressure.is_paused)
         await asyncio.sleep(0.05)  # too short a time would not fail the test
-        # Nobody waits: what is held is the limit and one message more, and the server waits with the rest.
-        assert mux._unread.num_tokens <= 2_000 + tokens
+        # No reader waits: at most one message above the limit is buffered, and the server holds back the rest.
+        assert mux._backpressure.unread_tokens <= 2_000 + tokens
         assert peer.sent < messages
-        # A read of what is there lets as much through.
+        # Reading what has arrived makes room for as much.
         first = await anext(unread)
         assert 2_000 < len(first.token_ids) <= 2_000 + tokens
-        await until(lambda: mux._unread.is_over)
-        assert mux._unread.num_tokens <= 2_000 + tokens
-        # The awaited one lies behind the unread one, and gets through.
+        await until(lambda: mux._backpressure.is_paused)
+        assert mux._backpressure.unread_tokens <= 2_000 + tokens
+        # The awaited request is behind the unread one, and still finishes.
         assert (await awaited.result()).token_ids == [5]
         rest = await collect(unread)
         assert len(first.token_ids) + len(rest) == messages * tokens
-        assert mux._unread.num_tokens == 0
+        assert mux._backpressure.unread_tokens == 0
 
 
 async def test_drain_takes_everything_in_spite_of_the_limit(serve: Serve) -> None:
@@ -595,7 +595,7 @@ async def test_leaving_while_readers_are_slow(serve: Serve) -> None:
     async with opened(serve, max_buffered_tokens=10) as (peer, mux, _):
         stream = mux.submit([1])
         peer.tokens(1, *range(100))
-        await until(lambda: mux._unread.is_over)
+        await until(lambda: mux._backpressure.is_paused)
     assert (await anext(stream)).token_ids == list(range(100))
     with pytest.raises(tokenwire.ClientClosedError):
         await anext(stream)
@@ -607,7 +607,7 @@ async def test_half_close_after_the_last_request(serve: Serve) -> None:
         mux.done_submitting()
         with pytest.raises(tokenwire.ClientClosedError, match="done_submitting"):
             mux.submit([1])
-        # Aborts still get through.
+        # Aborts are still sent.
         streams[1].abort()
         for _ in range(2):
             await peer.submit()

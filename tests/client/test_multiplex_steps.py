@@ -97,7 +97,7 @@ async def test_refusals(serve: Serve) -> None:
         step = await anext(steps)
         assert [(refused.handle, type(refused.status)) for refused in step.rejected] == [(1, tokenwire.OverloadedError)]
         assert [(failure.handle, type(failure.status)) for failure in step.failed] == [(2, tokenwire.EngineDeadError)]
-        # Only the handles that have ended are free, once the next step is asked for.
+        # Only handles of ended requests are free, after the next step has been requested.
         assert steps.submit([1]) == 4
         peer.step(handles=[3], token_ids=[1])
         await anext(steps)

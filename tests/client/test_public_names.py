@@ -85,7 +85,7 @@ def test_public_names_are_these() -> None:
 def test_no_public_module_beside_the_stubs() -> None:
     folder = Path(tokenwire.__file__).parent
     modules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert {name for name in modules if not name.startswith("_")} == {"cli", "text", "v1"}
+    assert {name for name in modules if not name.startswith("_")} == {"text", "v1"}
 
 
 def test_package_is_typed_and_versioned() -> None:

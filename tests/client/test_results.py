@@ -75,6 +75,18 @@ def test_running_sequence_has_tokens_only() -> None:
     assert SequenceOutput.from_proto(message) == SequenceOutput(index=0, token_ids=[1, 2])
 
 
+def test_running_sequence_with_a_sampling_mask_has_not_finished() -> None:
+    mask = generation_pb2.SamplingMask(counts=[1], token_ids=struct.pack("<I", 7))
+    message = generation_pb2.SequenceOutput(token_ids=[7], sampling_mask=mask)
+    expected = SequenceOutput(index=0, token_ids=[7], sampling_mask=tokenwire.SamplingMask([1], [7]))
+    assert SequenceOutput.from_proto(message) == expected
+
+
+def test_result_without_usage_has_none_counted() -> None:
+    usage = tokenwire.Usage(prompt_tokens=0, completion_tokens=0)
+    assert tokenwire.GenerateResult.from_proto(pb.GenerateResponse()).usage == usage
+
+
 def test_result() -> None:
     message = pb.GenerateResponse(request_id="r", outputs=[SEQUENCE], **ONCE)
     expected = tokenwire.GenerateResult(request_id="r", outputs=[TYPED_SEQUENCE], **TYPED_ONCE)

@@ -7,7 +7,7 @@ from tokenwire import InvalidArgumentError, RepetitionDetectionParams, SamplingP
 from tokenwire.v1 import sampling_params_pb2 as pb
 
 IDS = {"token_ids": [1, 2]}
-# Each field of the contract: what the caller gives, what is on the wire. Zeros where zero differs from unset.
+# Each field of the contract, as a Python value and on the wire. Zero where zero differs from unset.
 FIELDS: dict[str, tuple[Any, Any]] = {
     "n": (3, 3),
     "temperature": (0.7, 0.7),
@@ -99,7 +99,7 @@ def test_structured_outputs(params: dict[str, Any], sent: dict[str, Any]) -> Non
         ({"seed": 2**63}, "seed", "9223372036854775807"),
         ({"temperature": "hot"}, "temperature", "a real number, not 'hot'"),
         ({"ignore_eos": "yes"}, "ignore_eos", "True or False"),
-        ({"extra_args_json": "\ud800"}, "extra_args_json", "text that UTF-8 can hold"),
+        ({"extra_args_json": "\ud800"}, "extra_args_json", "text that UTF-8 can encode"),
         ({"stop_token_ids": [1, -2]}, "stop_token_ids[1]", "not -2"),
         ({"stop_token_ids": "12"}, "stop_token_ids", "a sequence"),
         ({"stop_token_ids": 7}, "stop_token_ids", "not 7"),

@@ -1,4 +1,4 @@
-"""A stream's deltas, and above all its end: whoever leaves it must free the server."""
+"""A stream's deltas, and its end: leaving a stream in any way must end the call on the server."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def chunk(*token_ids: int, **fields: Any) -> pb.GenerateStreamResponse:
 
 
 class Endless:
-    """A handler that sends two chunks, waits for ever, and notes its end."""
+    """A handler that sends two chunks, then waits forever, and records when it is ended."""
 
     def __init__(self) -> None:
         self.started, self.ended = asyncio.Event(), asyncio.Event()
@@ -214,7 +214,7 @@ async def test_leaving_the_stream_ends_the_call(
         async with asyncio.timeout(LIMIT):
             await leave(client, handler)
             await handler.ended.wait()
-            # And the connection serves the next call.
+            # The connection can be used for the next call.
             again = client.stream([1])
             assert (await anext(again)).token_ids == [1]
             await again.aclose()

@@ -259,7 +259,9 @@ def _ends(context: Context, handle: int) -> int:
     for message in context.messages:
         step = message.step
         ends += sum(finish.handle == handle for finish in step.finished if finish.last)
-        ends += sum(event.handle == handle for event in (*step.rejected, *step.failed))
+        ends += sum(event.handle == handle for event in step.failed)
+        # An abort of an unknown handle is rejected too, which ends nothing.
+        ends += sum(event.handle == handle for event in step.rejected if event.status.reason != Reason.UNKNOWN_HANDLE)
     return ends
 
 

@@ -180,7 +180,7 @@ async def test_renewed_files_are_used_from_the_next_connection_on(
         assert await refused(mutual, trusting(stranger, ours))
         # Connections that there are stay.
         await within(stub.GetEngineInfo(pb.GetEngineInfoRequest()))
-    assert "read the TLS files again" in caplog.text
+    assert "reloaded the TLS files" in caplog.text
 
 
 async def test_broken_new_files_leave_the_old_ones_in_use(
@@ -191,7 +191,7 @@ async def test_broken_new_files_leave_the_old_ones_in_use(
     files.cert.write_bytes(new.cert)
     await ask(server, trusting(authority))
     await ask(server, trusting(authority))
-    assert caplog.text.count("the TLS files stay as they were") == 1
+    assert caplog.text.count("cannot reload the TLS files") == 1
     assert "is not the key of" in caplog.text
     files.cert.unlink()
     await ask(server, trusting(authority))
@@ -217,9 +217,9 @@ def fault(files: Files) -> str:
 def test_files_that_are_missing_or_hold_something_else(files: Files, field: str, option: str) -> None:
     path: Path = getattr(files, field)
     path.write_text("nonsense")
-    assert fault(files).startswith(f"{option} {path}: holds no ")
+    assert fault(files).startswith(f"{option} {path}: contains no ")
     path.write_text("")
-    assert fault(files).startswith(f"{option} {path}: holds no ")
+    assert fault(files).startswith(f"{option} {path}: contains no ")
     path.unlink()
     assert fault(files) == f"{option} {path}: No such file or directory"
 

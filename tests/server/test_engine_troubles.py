@@ -14,7 +14,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from fake_engine import FakeEngineCore, FakeEngineServer, make_llm, within
 from tokenwire.v1 import engine_load_pb2
 from tokenwire_server.engine import direct
-from tokenwire_server.engine.stats import LoadRecorder
+from tokenwire_server.engine.stats import StatsRecorder
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_the_direct_path_is_left_alone_where_vllm_is_not_as_expected(
 
 
 def test_load_adds_up_counters_and_keeps_the_last_gauges(vllm_config: VllmConfig) -> None:
-    recorder = LoadRecorder()
+    recorder = StatsRecorder()
     loggers = {rank: recorder.logger_of_rank(vllm_config, rank) for rank in (1, 0)}
     for running, waiting, skipped, usage in ((3, 2, 1, 0.5), (1, 0, 0, 0.25)):
         scheduler = SchedulerStats(

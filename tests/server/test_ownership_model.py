@@ -149,6 +149,7 @@ def check_outcomes(lives: Lives, answers: list[dict[str, int]]) -> None:
                 assert (request_id, outcome) in settled
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("direct_path", [True, False], ids=["direct", "ordinary"])
 def test_random_lives(vllm_config: VllmConfig, direct_path: bool) -> None:
     """FAULTS A."""

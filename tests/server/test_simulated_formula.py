@@ -84,7 +84,7 @@ def test_a_request_may_have_an_eos_of_its_own() -> None:
 
 
 def test_a_vocabulary_of_eos_ids_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no ids for the formula"):
+    with pytest.raises(ValueError, match="is too small for the formula"):
         Vocabulary(size=4, eos_token_ids=(1, 2))
 
 

@@ -47,18 +47,18 @@ def test_a_relative_step_log_becomes_absolute() -> None:
         ("step_ms=nan", "simulated device option step_ms=nan: expected a number, 0 or more"),
         ("step_ms=inf", "simulated device option step_ms=inf: expected a number, 0 or more"),
         ("prefill_tokens_per_s=0", "simulated device option prefill_tokens_per_s=0: expected a number above 0"),
-        ("eos_after=0", "simulated device option eos_after=0: expected a whole number, 1 or more"),
-        ("hang_at_step=1.5", "simulated device option hang_at_step=1.5: expected a whole number, 1 or more"),
+        ("eos_after=0", "simulated device option eos_after=0: expected an integer, 1 or more"),
+        ("hang_at_step=1.5", "simulated device option hang_at_step=1.5: expected an integer, 1 or more"),
         ("error_prompt_id=-3", "simulated device option error_prompt_id=-3: expected a token id"),
         ("async_scheduling=yes", "simulated device option async_scheduling=yes: expected on or off"),
-        ("step_log=", "simulated device option step_log=: expected a file's path"),
+        ("step_log=", "simulated device option step_log=: expected the path of a file"),
         (
             "prefill_us_per_token=1,prefill_tokens_per_s=1",
-            "prefill_us_per_token and prefill_tokens_per_s exclude each other",
+            "prefill_us_per_token and prefill_tokens_per_s are mutually exclusive",
         ),
         (
             "fail_at_step=1,hang_at_step=2",
-            "fail_at_step and hang_at_step exclude each other: the first one ends the engine",
+            "fail_at_step and hang_at_step are mutually exclusive: the first one ends the engine",
         ),
         (
             "fail_at_step=4,error_request_at_step=4",

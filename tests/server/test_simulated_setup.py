@@ -41,7 +41,7 @@ def test_engine_arguments_for_a_real_device_are_refused(tmp_path: Path, changes:
 
 def test_eos_after_needs_an_eos_id(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path, eos_token_id=None)
-    with pytest.raises(SimulatedDeviceError, match="eos_after needs an eos_token_id"):
+    with pytest.raises(SimulatedDeviceError, match="eos_after requires an eos_token_id"):
         configure(engine_args(folder), parse("eos_after=3"))
     (folder / "generation_config.json").write_text('{"eos_token_id": [5]}')
     configure(engine_args(folder), parse("eos_after=3"))

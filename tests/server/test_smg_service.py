@@ -368,5 +368,5 @@ def test_the_option_without_the_extra(
         parse(["some/model", "--smg"])
     assert caught.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("tokenwire serve: error: --smg needs the extra smg: pip install 'tokenwire[smg]' (")
+    assert line.startswith("tokenwire serve: error: --smg requires the extra smg: pip install 'tokenwire[smg]' (")
     assert package in line

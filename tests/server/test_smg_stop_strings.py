@@ -270,9 +270,9 @@ async def test_a_tokenizer_is_loaded_once(folder: Path, monkeypatch: pytest.Monk
 
 async def test_a_load_that_failed_is_tried_again(folder: Path, tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(str(tmp_path), None)
-    with pytest.raises(RequestError, match="no tokenizer that can be used: cannot load a tokenizer from"):
+    with pytest.raises(RequestError, match="no usable tokenizer: cannot load a tokenizer from"):
         await tokenizer.load()
-    with pytest.raises(RequestError, match="no tokenizer that can be used: no tokenizer in"):
+    with pytest.raises(RequestError, match="no usable tokenizer: no tokenizer in"):
         await tokenizer.archive()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

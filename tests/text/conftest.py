@@ -12,7 +12,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import vllm.v1.engine.detokenizer  # noqa: F401
 
-# The machine is shared: how long an example takes says nothing.
+# The duration of an example means nothing on a shared machine.
 settings.register_profile("text", deadline=None)
 settings.load_profile("text")
 

@@ -1,4 +1,4 @@
-"""The assembler gives what vLLM's own detokenizer gives, whatever the chunks."""
+"""The assembler returns the same text as vLLM's own detokenizer, independent of the chunks."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ PROMPT = BYTE_LEVEL.encode("The answer").ids
 
 
 class Sequence(NamedTuple):
-    """What a model generates, and what is asked of the text."""
+    """What a model generates, and the options of the text."""
 
     token_ids: list[int]
     splits: list[int]
@@ -102,7 +102,7 @@ def test_equals_vllm_whatever_the_chunks(sequence: Sequence) -> None:
     outcome, pieces, overrun = assemble(BYTE_LEVEL, sequence, sequence.chunks())
     assert outcome == by_vllm(sequence)
     assert len(outcome.token_ids) + overrun == len(sequence.token_ids)
-    # No part of the stop string was shown and no half character.
+    # No part of the stop string and no incomplete character was returned.
     assert all(outcome.text.startswith("".join(pieces[:number])) for number in range(len(pieces)))
 
 

@@ -1,4 +1,4 @@
-"""TextClient over an engine that plays a script."""
+"""TextClient over a scripted engine."""
 
 import asyncio
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ async def test_bytes_are_no_prompt(tokenizer: TextTokenizer) -> None:
 
 
 async def test_several_outputs_are_refused(tokenizer: TextTokenizer) -> None:
-    with pytest.raises(InvalidArgumentError, match="start a request for each"):
+    with pytest.raises(InvalidArgumentError, match="start a separate request for each"):
         await TextClient(Engine([]), tokenizer).complete("x", SamplingParams(n=2))
 
 

@@ -1,4 +1,4 @@
-"""The official OpenAI client against the example gateway, over an engine that plays a script."""
+"""The official OpenAI client against the example gateway, over a scripted engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -95,7 +95,7 @@ async def test_completions(client: openai.AsyncOpenAI, engine: Engine) -> None:
     [
         ({"tools": []}, "unknown field `tools`"),
         ({"temperature": "hot"}, "Expected `float | null`, got `str`"),
-        ({"stop": ""}, "stop[0]: must be text that is not empty"),
+        ({"stop": ""}, "stop[0]: must be a non-empty text"),
         ({"n": 2}, "n: must be 1"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "list of text parts"),
     ],

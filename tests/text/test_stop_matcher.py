@@ -11,7 +11,7 @@ pieces_lists = st.lists(st.tuples(st.text("ab", max_size=5), st.booleans()), max
 
 
 def first_match(text: str, stops: list[str], ends: list[bool]) -> tuple[int, str] | None:
-    """Where a stop string is complete first, by looking at every end in turn."""
+    """Return where a stop string is complete first, by checking every position in turn."""
     for end in range(1, len(text) + 1):
         for stop in stops:
             if ends[end - 1] and text[:end].endswith(stop):

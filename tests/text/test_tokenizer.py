@@ -35,9 +35,9 @@ def test_text_parts_are_one_text(tokenizer: TextTokenizer) -> None:
 
 @pytest.mark.parametrize("half", ["\ud83d", "a\udcff"])
 def test_half_of_a_surrogate_pair_is_no_text(tokenizer: TextTokenizer, half: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="prompt: must be text that UTF-8 can hold"):
+    with pytest.raises(InvalidArgumentError, match="prompt: must be text that UTF-8 can encode"):
         tokenizer.encode(half)
-    with pytest.raises(InvalidArgumentError, match="prompt: must be text that UTF-8 can hold"):
+    with pytest.raises(InvalidArgumentError, match="prompt: must be text that UTF-8 can encode"):
         tokenizer.encode_chat([{"role": "user", "content": half}])
 
 
@@ -106,7 +106,7 @@ async def test_open_takes_the_engine_s_own_folder(folder: Path, tokenizer: TextT
 
 
 async def test_open_needs_a_folder() -> None:
-    with pytest.raises(TokenizerError, match="name the tokenizer's folder"):
+    with pytest.raises(TokenizerError, match="pass the tokenizer's folder"):
         await TextClient.open(Client("owner/model", 400))
 
 

@@ -1,1 +1,1 @@
-"""Load on a tokenwire server, and what it costs: behind `tokenwire bench` and the repository's own benchmark."""
+"""Benchmark runs against a tokenwire server: `tokenwire bench` and the repository's own benchmark use it."""

@@ -1,4 +1,4 @@
-"""The text side of a coordinator: chat template, tokenizer, incremental detokenization and stop strings.
+"""Text for token-based engines: chat template, tokenizer, incremental detokenization and stop strings.
 
     from tokenwire.text import TextClient
 
@@ -9,7 +9,7 @@
                 print(piece, end="", flush=True)
         print(pieces.result.finish_reason, pieces.result.stop_reason)
 
-Needs the extra: `pip install 'tokenwire[text]'`. What it raises beside the client's own errors is a `TextError`.
+Needs the extra: `pip install 'tokenwire[text]'`. Besides the client's own exceptions, it raises `TextError`.
 """
 
 from tokenwire.text._assembler import TextAssembler

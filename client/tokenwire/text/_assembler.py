@@ -1,4 +1,4 @@
-"""From the tokens of one sequence to the text that its reader sees: detokenization, then stop strings."""
+"""Turns the tokens of one sequence into the text to show: detokenization, then stop strings."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from tokenwire.text._stop_matcher import StopMatcher
 
 
 class TextAssembler:
-    """Makes the text of a sequence, as vLLM makes it, whatever the chunks that the tokens come in.
+    """Assembles the text of a sequence as vLLM does, independent of the chunks in which the tokens arrive.
 
-    A stop string counts once more than `min_tokens` tokens are there, and if it ends in the text of such a token. The
-    stop token's own text is part of the text only with `include_stop_str_in_output`.
+    A stop string only matches if it ends in the text of a token after the first `min_tokens`. The text of a stop token
+    is included only with `include_stop_str_in_output`.
     """
 
     def __init__(
@@ -21,22 +21,31 @@ class TextAssembler:
         min_tokens: int = 0,
         include_stop_str_in_output: bool = False,
     ) -> None:
+        """Make the assembler of one sequence.
+
+        Args:
+            detokenizer: the sequence's detokenizer.
+            stop: the stop strings, none of them empty.
+            min_tokens: number of tokens before a stop string may match.
+            include_stop_str_in_output: whether the text includes the stop string, and the text of a stop token.
+
+        """
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop, include=include_stop_str_in_output)
         self._min_tokens = min_tokens
         self._include_stop = include_stop_str_in_output
         self.token_ids: list[int] = []
-        """The sequence's tokens, up to the one that completed the stop string."""
+        """The sequence's tokens, up to and including the one that completed the stop string."""
         self.overrun_tokens = 0
-        """Number of tokens that came after it."""
+        """Number of tokens that arrived after it."""
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was found; None so far."""
+        """The stop string that matched; None if none has."""
         return self._matcher.matched
 
     def push(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> str:
-        """Take the next tokens and give the text that can be shown. `ends_with_stop_token`: EOS included."""
+        """Add tokens and return the text to show. `ends_with_stop_token`: the last token is a stop token or EOS."""
         pieces = []
         for position, token_id in enumerate(token_ids, 1):
             if self.matched is not None:
@@ -51,5 +60,5 @@ class TextAssembler:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """Give the rest of the text. Half a character at its end is dropped, as in vLLM."""
+        """Return the rest of the text. An incomplete character at the end is dropped, as in vLLM."""
         return self._matcher.flush()

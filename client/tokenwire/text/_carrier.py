@@ -1,17 +1,17 @@
-"""What carries a request to the engine: a call of its own, or a multiplex."""
+"""The transports of a text request: separate calls, or a Multiplex stream."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol, Self, Unpack
 
 from tokenwire._client import AsyncClient
 from tokenwire._input import GenerationOptions
-from tokenwire._multiplex import Multiplex
+from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._results import Delta, GenerateResult
 from tokenwire._sampling_params import SamplingParams
 
 
 class TokenStream(Protocol):
-    """A request's deltas."""
+    """The deltas of one request."""
 
     request_id: str
 
@@ -20,32 +20,58 @@ class TokenStream(Protocol):
     async def __anext__(self) -> Delta: ...
 
     async def aclose(self) -> None:
-        """End the request, if it still runs. May be called again."""
+        """Abort the request unless it has finished. Safe to call again."""
 
 
 class Started(NamedTuple):
-    """A request that runs."""
+    """A request that has been started."""
 
     deltas: TokenStream
-    """What it gives."""
+    """The request's deltas."""
     abort: Callable[[], Awaitable[object]]
-    """Aborts it: the deltas then end with ABORT, after those so far."""
+    """Aborts the request. Its deltas end with ABORT."""
 
 
 class Carrier(Protocol):
-    """Brings requests to an engine. `TextClient` has one for a client and one for a multiplex."""
+    """Sends requests to an engine. `TextClient` makes one from a client or a multiplex."""
 
     async def generate(
         self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]
     ) -> GenerateResult:
-        """Give the whole answer to a request."""
+        """Run a request and return its result.
+
+        Args:
+            prompt: token ids of the prompt.
+            params: how to sample.
+            **options: fields of `GenerationOptions`.
+
+        Returns:
+            The result.
+
+        Raises:
+            TokenwireError: the request was refused or failed.
+
+        """
 
     def start(self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]) -> Started:
-        """Start a request."""
+        """Start a request.
+
+        Args:
+            prompt: token ids of the prompt.
+            params: how to sample.
+            **options: fields of `GenerationOptions`.
+
+        Returns:
+            The request, whose deltas raise what the server refuses.
+
+        Raises:
+            TokenwireError: the request cannot be sent.
+
+        """
 
 
 class CallCarrier:
-    """A call for each request."""
+    """One call per request."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -53,17 +79,17 @@ class CallCarrier:
     async def generate(
         self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]
     ) -> GenerateResult:
-        """Give the whole answer to a request."""
+        """Run a request and return its result; see `Carrier.generate`."""
         return await self._client.generate(prompt, params, **options)
 
     def start(self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]) -> Started:
-        """Start a request."""
+        """Start a request; see `Carrier.start`."""
         deltas = self._client.stream(prompt, params, **options)
         return Started(deltas, lambda: self._client.abort([deltas.request_id]))
 
 
 class MultiplexCarrier:
-    """One stream for all requests."""
+    """One Multiplex stream for all requests."""
 
     def __init__(self, multiplex: Multiplex) -> None:
         self._multiplex = multiplex
@@ -71,11 +97,11 @@ class MultiplexCarrier:
     async def generate(
         self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]
     ) -> GenerateResult:
-        """Give the whole answer to a request."""
+        """Run a request and return its result; see `Carrier.generate`."""
         return await self._multiplex.submit(prompt, params, **options).result()
 
     def start(self, prompt: list[int], params: SamplingParams, /, **options: Unpack[GenerationOptions]) -> Started:
-        """Start a request."""
+        """Start a request; see `Carrier.start`."""
         deltas = self._multiplex.submit(prompt, params, **options)
 
         async def abort() -> None:
@@ -85,7 +111,7 @@ class MultiplexCarrier:
 
 
 def carrier_of(engine: AsyncClient | Multiplex | Carrier) -> Carrier:
-    """Give the carrier of a client or of a multiplex."""
+    """Return the carrier of a client or a multiplex."""
     if isinstance(engine, AsyncClient):
         return CallCarrier(engine)
     if isinstance(engine, Multiplex):

@@ -1,4 +1,4 @@
-"""Text in, text out, over a remote engine that knows tokens only."""
+"""Text in, text out, on top of an engine that takes and returns token ids."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack, cast
 
 from tokenwire._client import AsyncClient
-from tokenwire._multiplex import Multiplex
+from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._wire import not_text
 from tokenwire.text._assembler import TextAssembler
@@ -19,17 +19,18 @@ from tokenwire.text._stream import TextStream
 from tokenwire.text._tokenizer import Message, TextTokenizer
 
 Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
-"""A text, the messages of a chat, or token ids."""
+"""A text, chat messages, or token ids."""
 
 
 class TextClient:
-    """Completes text: tokenizes, detokenizes and watches for stop strings on this side, and aborts at a match.
+    """Completes text: tokenizes, detokenizes and matches stop strings in this process, and aborts at a match.
 
         text = await TextClient.open(client, "MODEL_DIR")
         result = await text.complete("The capital of France is", SamplingParams(max_tokens=8), stop=["."])
 
-    Answers are those of vLLM's own server for the same input. One output for each request: of several, one that is done
-    could not be ended before the others. To sample several, start several; the prefix cache makes them cheap.
+    Results equal those of vLLM's own server for the same input. A request has one sequence (n = 1), since a sequence
+    that meets its stop string cannot be ended before the others. To sample several, start several requests: the prefix
+    cache makes them cheap.
     """
 
     def __init__(self, engine: AsyncClient | Multiplex | Carrier, tokenizer: TextTokenizer) -> None:
@@ -39,16 +40,26 @@ class TextClient:
 
     @classmethod
     async def open(cls, client: AsyncClient, folder: str | Path | None = None) -> Self:
-        """Load the tokenizer of a model's folder and check that the engine knows its ids.
+        """Load the tokenizer in a model's folder and check that its ids are in the engine's vocabulary.
 
-        folder None: the engine's own model, where it is a folder of this machine. Raises TokenizerError,
-        TokenizerMismatchError and what `engine_info` raises.
+        Args:
+            client: the client to send requests with.
+            folder: the model's folder; None: the engine's model, if that is a folder on this machine.
+
+        Returns:
+            The text client.
+
+        Raises:
+            TokenizerError: the tokenizer cannot be loaded.
+            TokenizerMismatchError: it has ids outside the engine's vocabulary.
+            TokenwireError: whatever `engine_info` raises.
+
         """
         info = await client.engine_info()
         if folder is None:
-            if not Path(info.model).is_dir():  # noqa: ASYNC240  # one look, at start-up
+            if not Path(info.model).is_dir():  # noqa: ASYNC240  # once, at start-up
                 raise TokenizerError(
-                    f"the engine's model, {info.model}, is not a folder here: name the tokenizer's folder"
+                    f"the engine's model, {info.model}, is not a folder on this machine: pass the tokenizer's folder"
                 )
             folder = info.model
         tokenizer = await asyncio.to_thread(TextTokenizer.load, folder)
@@ -60,13 +71,27 @@ class TextClient:
         return cls(client, tokenizer)
 
     def over(self, engine: AsyncClient | Multiplex | Carrier) -> Self:
-        """Give a client with the same tokenizer whose requests another carries, `client.multiplex()` for example."""
+        """Return a client with the same tokenizer that sends its requests over `engine`, a multiplex for example."""
         return type(self)(engine, self.tokenizer)
 
     async def encode(
         self, prompt: Prompt, *, add_special_tokens: bool = True, template_options: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Give a prompt's token ids: of messages by the chat template. Raises ChatTemplateError, InvalidArgumentError."""
+        """Return the token ids of a prompt.
+
+        Args:
+            prompt: a text, chat messages, which the chat template renders, or token ids.
+            add_special_tokens: whether a text gets BOS and other special tokens, if the model has them.
+            template_options: keyword arguments of transformers' `apply_chat_template`. None: no arguments.
+
+        Returns:
+            The token ids.
+
+        Raises:
+            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+            InvalidArgumentError: the text cannot be encoded.
+
+        """
         if isinstance(prompt, str):
             return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
         if prompt and isinstance(prompt[0], Mapping):
@@ -78,10 +103,21 @@ class TextClient:
     async def complete(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[TextOptions]
     ) -> TextResult:
-        """Complete a prompt and return when the text has ended.
+        """Complete a prompt and return when the text is complete.
 
-        The options are those of `TextOptions` and `GenerationOptions`. Raises InvalidArgumentError, also for an empty
-        stop string, ChatTemplateError, and what `AsyncClient.generate` raises.
+        Args:
+            prompt: a text, chat messages, or token ids.
+            sampling_params: how to sample; `n` must be 1 or None. None: the model's defaults.
+            **options: fields of `TextOptions`, which include those of `GenerationOptions`.
+
+        Returns:
+            The text, with its tokens, finish reason, stop reason and usage.
+
+        Raises:
+            InvalidArgumentError: a value is invalid, an empty stop string for example.
+            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+            TokenwireError: the request was refused or failed, as in `AsyncClient.generate`.
+
         """
         completion = CompletionOptions(sampling_params, options)
         if completion.stop:
@@ -98,14 +134,24 @@ class TextClient:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[TextOptions]
     ) -> TextStream:
-        """Complete a prompt and give the text as it comes; see `TextStream`.
+        """Complete a prompt and return the text as it arrives; see `TextStream`.
 
             async with text.stream(messages, params, stop=["###"]) as pieces:
                 async for piece in pieces:
                     print(piece, end="", flush=True)
 
-        The arguments and the errors are those of `complete`; the options' own errors are raised here, the others by the
-        start.
+        Args:
+            prompt: a text, chat messages, or token ids.
+            sampling_params: how to sample; `n` must be 1 or None. None: the model's defaults.
+            **options: fields of `TextOptions`, which include those of `GenerationOptions`.
+
+        Returns:
+            The stream of text pieces. Entering its block raises what encoding the prompt and starting the request
+            raise.
+
+        Raises:
+            InvalidArgumentError: an option is invalid, an empty stop string for example.
+
         """
         return self._stream(prompt, CompletionOptions(sampling_params, options))
 

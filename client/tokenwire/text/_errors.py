@@ -1,19 +1,19 @@
-"""What the text side raises of its own."""
+"""Exceptions of `tokenwire.text`."""
 
 from tokenwire._errors import TokenwireError
 
 
 class TextError(TokenwireError):
-    """The root of the text side's own errors."""
+    """Base class of the exceptions of `tokenwire.text`."""
 
 
 class TokenizerError(TextError):
-    """A folder has no tokenizer that can be used."""
+    """The folder has no usable tokenizer."""
 
 
 class TokenizerMismatchError(TextError):
-    """The tokenizer has ids that the engine's vocabulary has not: it is another model's."""
+    """The tokenizer has ids beyond the engine's vocabulary: it belongs to another model."""
 
 
 class ChatTemplateError(TextError):
-    """There is no chat template, or it refuses the messages."""
+    """The tokenizer has no chat template, or it refuses the messages."""

@@ -1,4 +1,4 @@
-"""One request: what it asks for, its text so far, and the result."""
+"""The state of one text request: its text so far, and its result."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from tokenwire.text._result import TextResult
 
 
 class TextRequest:
-    """Gathers what the engine gives to a prompt."""
+    """Collects the output of one request."""
 
     def __init__(self, prompt_token_ids: Sequence[int], assembler: TextAssembler) -> None:
         self._num_prompt_tokens = len(prompt_token_ids)
@@ -20,12 +20,12 @@ class TextRequest:
         self._usage: Usage | None = None
 
     @property
-    def runs_on(self) -> bool:
-        """Whether a stop string has ended the text, but not the engine's request."""
+    def is_running_on(self) -> bool:
+        """Whether a stop string has matched while the engine's request has not ended."""
         return self._assembler.matched is not None and self._usage is None
 
     def take(self, answer: Delta | GenerateResult) -> str:
-        """Take a delta, or all at once, and give the text to show."""
+        """Add a delta or a result and return the text to show."""
         text = ""
         for output in answer.outputs:
             is_stop = output.finish_reason is FinishReason.STOP
@@ -39,7 +39,7 @@ class TextRequest:
         return text
 
     def result(self, request_id: str) -> TextResult:
-        """Give the result. Raises InternalError where neither the engine nor a stop string has ended the text."""
+        """Return the result. Raises InternalError if neither the engine nor a stop string has ended the text."""
         usage, end = self._usage, self._end
         token_ids, stop_string = self._assembler.token_ids, self._assembler.matched
         text = "".join(self._text)
@@ -59,7 +59,7 @@ class TextRequest:
                 overrun_tokens=None if usage is None else usage.completion_tokens - len(token_ids),
             )
         if end is None or end.finish_reason is None or usage is None:
-            raise InternalError("the stream has ended before the request")
+            raise InternalError("the stream ended before the request")
         return TextResult(
             request_id=request_id,
             text=text,

@@ -1,14 +1,14 @@
-"""Finds the first stop string in a text that comes in pieces, and holds back what may become one."""
+"""Finds the first stop string in a text that arrives in pieces, and holds back text that may become one."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Passes text on until a stop string is complete; never passes a part of the one that matches.
+    """Passes text through until a stop string is complete, without any part of the one that matches.
 
-    It holds back no more than the longest end of the text that is the start of a stop string. The stop string that is
-    complete first matches, of several that end at the same character the first in the list: as in vLLM. With `include`
-    the stop string is passed too, and nothing is held back. Raises ValueError for an empty stop string.
+    It holds back only the longest suffix of the text that is a prefix of a stop string. As in vLLM, the stop string
+    that is complete first matches; of several that end at the same character, the first in the list. With `include`,
+    the stop string is passed through too, and nothing is held back. Raises ValueError for an empty stop string.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -16,12 +16,18 @@ class StopMatcher:
         self._include = include
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found; None so far."""
+        """The stop string that matched; None if none has."""
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Take a piece of text and give what can be shown; nothing once there is a match.
+        """Add a piece of text.
 
-        `may_stop` False: a stop string that ends in this piece is no match; one that only starts in it may become one.
+        Args:
+            text: the piece.
+            may_stop: False: a stop string that ends in this piece does not match; one that starts in it may match later.
+
+        Returns:
+            The text to show; empty after a match.
+
         """
         if not self._scanners:
             return text
@@ -42,27 +48,27 @@ class StopMatcher:
         return text[:shown]
 
     def flush(self) -> str:
-        """Give what is still held, at the end of the text."""
+        """Return the text still held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
 
 class _Scanner:
-    """Follows one stop string through a text by the algorithm of Knuth, Morris and Pratt."""
+    """Searches for one stop string with the algorithm of Knuth, Morris and Pratt."""
 
     def __init__(self, stop: str) -> None:
         if not stop:
             raise ValueError("a stop string must not be empty")
         self.stop = stop
         self.num_matched = 0
-        """Length of the longest end of the text that is the start of the stop string, but not all of it."""
-        # For each start of the stop string, the longest proper end of it that is also a start of the stop string.
+        """Length of the longest suffix of the text that is a proper prefix of the stop string."""
+        # For each prefix of the stop string, the length of its longest proper suffix that is also a prefix.
         self._borders = [0]
         for character in stop[1:]:
             self._borders.append(self._next(self._borders[-1], character))
 
     def feed(self, character: str) -> bool:
-        """Take the text's next character; tell whether the stop string ends with it."""
+        """Add the next character of the text. Return whether the stop string ends with it."""
         self.num_matched = self._next(self.num_matched, character)
         if self.num_matched < len(self.stop):
             return False

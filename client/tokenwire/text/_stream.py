@@ -1,4 +1,4 @@
-"""A text that is being written: pieces for the reader, then the result."""
+"""The stream of a text: pieces, then the result."""
 
 import asyncio
 import contextlib
@@ -14,22 +14,22 @@ from tokenwire.text._result import TextResult
 Start: TypeAlias = Callable[[], Awaitable[tuple[TextRequest, Started]]]
 """Encodes the prompt and starts the request."""
 
-# Seconds that an abort and the end of its request may take before the result does without.
+# Maximum number of seconds to wait for an abort and the end of its request, whose token counts the result reports.
 _ABORT_LIMIT = 10.0
 
 
 class TextStream(AsyncIterator[str]):
-    """The text of one request in pieces, and then its result. Leaving it early ends the request on the engine.
+    """Iterates over the text of one request in pieces, then has its result. Leaving it early aborts the request.
 
         async with text.stream(prompt) as pieces:
             async for piece in pieces:
                 ...
         print(pieces.result.finish_reason)
 
-    No piece is empty, has half a character, or shows a part of the stop string that matches. At a match the engine's
-    request is aborted while the last piece is read; the loop ends when the engine has let go of it.
+    No piece is empty, has an incomplete character, or has a part of the stop string that matches. At a match, the
+    request is aborted in the engine while the last piece is read. The loop ends when the abort has been confirmed.
 
-    The request starts with the block, or with the first read where there is no block. For one reader at a time.
+    The request starts when the block is entered, or with the first read. Only one task may read at a time.
     """
 
     def __init__(self, start: Start) -> None:
@@ -47,25 +47,25 @@ class TextStream(AsyncIterator[str]):
 
     @property
     def result(self) -> TextResult:
-        """The whole answer. Raises RuntimeError before the end."""
+        """The complete output. Raises RuntimeError before the end of the text."""
         if self._result is None:
-            raise RuntimeError("there is no result: the text has not been read to its end")
+            raise RuntimeError("there is no result yet: the text has not been read to its end")
         return self._result
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> str:
-        """Give the next piece. Raises what starting and reading the request raise."""
+        """Return the next piece. Raises what encoding the prompt, starting the request and reading it raise."""
         return await anext(await self._open())
 
     async def aclose(self) -> None:
-        """End the request, if it still runs."""
+        """Abort the request unless it has finished."""
         if self._pieces is None:
             self._pieces = _nothing()
         await self._pieces.aclose()
         if self._started is not None:
-            # Where the pieces were never read.
+            # _read has not started, and so does not close them.
             await self._started.deltas.aclose()
 
     async def __aenter__(self) -> Self:
@@ -87,7 +87,7 @@ class TextStream(AsyncIterator[str]):
         async with contextlib.aclosing(started.deltas):
             async for delta in started.deltas:
                 piece = request.take(delta)
-                ending = asyncio.create_task(_abort(request, started)) if request.runs_on else None
+                ending = asyncio.create_task(_abort(request, started)) if request.is_running_on else None
                 try:
                     if piece:
                         yield piece
@@ -101,7 +101,7 @@ class TextStream(AsyncIterator[str]):
 
 
 async def _abort(request: TextRequest, started: Started) -> None:
-    """Abort, and take what still comes. The text is complete, so that nothing that fails here matters to it."""
+    """Abort the request and count the tokens that still arrive. The text is complete, so errors are ignored."""
     with contextlib.suppress(TokenwireError, TimeoutError):
         async with asyncio.timeout(_ABORT_LIMIT):
             await started.abort()

@@ -1,1 +1,1 @@
-"""Who may call, and whose requests are whose: TLS, bearer tokens, principals."""
+"""Authentication: TLS, bearer tokens, and the principal that a request belongs to."""

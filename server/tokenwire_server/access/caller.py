@@ -1,4 +1,4 @@
-"""Whose call this is."""
+"""The caller of an RPC: the principal that owns its requests, and the token it was authenticated with."""
 
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ _grant: ContextVar[Grant | None] = ContextVar("grant", default=None)
 
 
 class Caller(NamedTuple):
-    """Who sends requests."""
+    """The caller of an RPC."""
 
     principal: str
-    """Owner of the requests and their ids, without white space; "" for anybody, where there is no authentication."""
+    """Owner of the requests and their ids, without white space; "" without authentication, where all share one."""
     client: str
-    """What a limit for each client counts by: the principal, or the machine where there is none."""
+    """Key of the limit per client: the principal, or without authentication the address of the machine."""
     grant: Grant | None = None
-    """What the call's token gives; None where it needs none."""
+    """The token of the call; None if the call did not need one."""
 
     def check(self) -> None:
-        """Refuse one whose token has been revoked since the call began.
+        """Check that the token of the call is still valid; a long stream may outlive its token.
 
         Raises:
-            RequestError: UNAUTHENTICATED.
+            RequestError: UNAUTHENTICATED, the token has been revoked since the call began.
 
         """
         if self.grant is not None and self.grant.revoked:
@@ -35,21 +35,22 @@ class Caller(NamedTuple):
 
 
 def set_grant(grant: Grant) -> None:
-    """Say what the token of the running call gives."""
+    """Set the token of the running call."""
     _grant.set(grant)
 
 
 def of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-    """Return the caller of the running call: by its token, else by its TLS certificate, else anybody.
+    """Return the caller of the running call, identified by its token, else by its TLS certificate, else by its machine.
 
     Raises:
-        RequestError: the certificate names nobody, PERMISSION_DENIED.
+        RequestError: PERMISSION_DENIED, the client certificate contains no name.
 
     """
     grant = _grant.get()
     if grant is not None:
         return Caller(grant.principal, grant.principal, grant)
-    # gRPC's notion: the alternative names, or the common name where there are none. Only a verified certificate counts.
+    # gRPC's peer identities: the subject alternative names, or the common name if there are none. They are set for a
+    # verified certificate only.
     if name := quote(next(iter(context.peer_identities() or ()), b""), safe="/:@"):
         return Caller(name, name)
     if "x509_pem_cert" in context.auth_context():
@@ -60,5 +61,5 @@ def of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
 
 
 def _machine(peer: str) -> str:
-    """Return a peer without its port: "ipv4:127.0.0.1:1234"; all of a UNIX socket's are one."""
+    """Return the address of a peer such as "ipv4:127.0.0.1:1234" without its port; all UNIX socket peers are "unix"."""
     return "unix" if peer.startswith("unix:") else peer.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""The files that access depends on: read at start, and again when they change."""
+"""Certificate, key and token files: read at start-up and reloaded when they change."""
 
 import logging
 import pathlib
@@ -7,32 +7,32 @@ from collections.abc import Iterable
 
 logger = logging.getLogger(__name__)
 
-State = tuple[tuple[int, ...] | None, ...]
+Fingerprint = tuple[tuple[int, ...] | None, ...]
 
 
 class AccessError(Exception):
-    """A file that access depends on cannot be used. The text is one line and quotes nothing of the file."""
+    """A certificate, key or token file cannot be used. The message is one line and quotes nothing from the file."""
 
 
-def state(paths: Iterable[pathlib.Path]) -> State:
-    """Return what differs once one of the files has been written to, replaced, removed or made readable."""
-    return tuple(map(_state, paths))
+def fingerprint(paths: Iterable[pathlib.Path]) -> Fingerprint:
+    """Return a value that changes when one of the files is written, replaced or removed, or its permissions change."""
+    return tuple(map(_fingerprint, paths))
 
 
-def _state(path: pathlib.Path) -> tuple[int, ...] | None:
+def _fingerprint(path: pathlib.Path) -> tuple[int, ...] | None:
     try:
         found = path.stat()
     except OSError:
         return None
-    # The last one also tells of a new mode or owner, and of a copy that kept its original's time.
+    # ctime also changes with the mode or the owner, and when a copy preserves the mtime of its original.
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def read(option: str, path: pathlib.Path) -> bytes:
-    """Read a file that an option names.
+    """Return the content of the file that a command-line option names.
 
     Raises:
-        AccessError: it cannot be read.
+        AccessError: the file cannot be read.
 
     """
     try:
@@ -41,11 +41,11 @@ def read(option: str, path: pathlib.Path) -> bytes:
         raise AccessError(f"{option} {path}: {error.strerror}") from None
 
 
-def warn_if_public(option: str, path: pathlib.Path) -> None:
-    """Warn of a secret that every user of the machine can read."""
+def warn_if_world_readable(option: str, path: pathlib.Path) -> None:
+    """Log a warning if every user of this machine can read a secret."""
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:  # it was there when it was read; whoever watches it looks again
+    except FileNotFoundError:  # removed after it was read; the next reload reports it
         return
     if mode & stat.S_IROTH:
-        logger.warning("%s %s can be read by every user of this machine; chmod o-r would end that", option, path)
+        logger.warning("%s %s can be read by every user of this machine; run chmod o-r on it", option, path)

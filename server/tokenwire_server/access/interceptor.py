@@ -1,4 +1,4 @@
-"""Asks every call for a bearer token, before anything of its request is read."""
+"""Authenticates every call by its bearer token, before any message of the request is read."""
 
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeAlias, TypeVar
@@ -14,23 +14,24 @@ from tokenwire_server.errors import RequestError
 _SCHEME = "bearer"
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Handler: TypeAlias = grpc.RpcMethodHandler  # which takes its parameters in annotations only
+_Handler: TypeAlias = grpc.RpcMethodHandler  # subscriptable in annotations only
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls with a token through, and those of open services.
+    """Rejects calls without a valid token, except calls to the open services.
 
-    It runs in the task of the call, once, and leaves the method's own handler as it is: a message costs nothing.
+    It runs once per call, in the task of the call, and does not wrap the method's handler, so it adds no cost per
+    message.
     """
 
     def __init__(self, tokens: TokenFile, open_services: Collection[str]) -> None:
-        """Make an interceptor.
+        """Create an interceptor.
 
         Args:
-            tokens: the tokens.
-            open_services: full names of the services that need no token.
+            tokens: the valid tokens.
+            open_services: full names of the services that can be called without a token.
 
         """
         self._tokens = tokens
@@ -41,13 +42,13 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["_Handler[_Request, _Response] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "_Handler[_Request, _Response] | None":
-        """Return the method's handler, or one that refuses the call."""
+        """Return the method's handler, or a handler that rejects the call."""
         service, _, method = handler_call_details.method.removeprefix("/").rpartition("/")
         if service not in self._open:
             try:
                 caller.set_grant(self._grant(handler_call_details.invocation_metadata))
             except RequestError as error:
-                return _refusal(error, method)
+                return _rejection(error, method)
         return await continuation(handler_call_details)
 
     def _grant(self, metadata: Collection[tuple[str, str | bytes]]) -> Grant:
@@ -56,10 +57,10 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             raise _unauthenticated("this server needs a token: send the metadata authorization: Bearer TOKEN")
         scheme, _, token = str(values[0]).partition(" ")
         if len(values) > 1 or scheme.lower() != _SCHEME:
-            raise _unauthenticated("the metadata must hold one authorization, of the form Bearer TOKEN")
+            raise _unauthenticated("the metadata must contain one authorization entry of the form Bearer TOKEN")
         grant = self._tokens.grant(token.strip())
         if grant is None:
-            raise _unauthenticated("the token is not one of this server's")
+            raise _unauthenticated("invalid token")
         return grant
 
 
@@ -67,10 +68,10 @@ def _unauthenticated(message: str) -> RequestError:
     return RequestError(Reason.UNAUTHENTICATED, message)
 
 
-def _refusal(error: RequestError, method: str) -> "_Handler[Any, Any]":
-    async def refuse(_requests: object, context: _Context) -> None:
+def _rejection(error: RequestError, method: str) -> "_Handler[Any, Any]":
+    async def reject(_requests: object, context: _Context) -> None:
         async with errors.boundary(context, method):
             raise error
 
-    # For methods of every kind: only a stream's handler runs before a request is read.
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    # Used for unary methods too: only a request-streaming handler runs before a request message is read.
+    return grpc.stream_stream_rpc_method_handler(reject)

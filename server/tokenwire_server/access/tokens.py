@@ -1,8 +1,8 @@
 """Bearer tokens from a file.
 
-A line holds a token, or a name and a token with white space between them. Empty lines and lines that start with # say
-nothing. Whoever shows a token acts as its name, the *principal*, to which its requests belong; several tokens may have
-one name. A token without a name has a principal of its own.
+A line contains a token, or a name and a token separated by white space. Empty lines and lines that start with # are
+ignored. The name is the *principal* that owns the requests sent with the token. Several tokens may share a name; a token
+without a name is a principal of its own.
 """
 
 import asyncio
@@ -12,74 +12,74 @@ import logging
 import pathlib
 import re
 
-from tokenwire_server.access.files import AccessError, read, state, warn_if_public
+from tokenwire_server.access.files import AccessError, fingerprint, read, warn_if_world_readable
 
 logger = logging.getLogger(__name__)
 
 _OPTION = "--token-file"
 _INTERVAL = 1.0
-"""Seconds between looks at whether the file has changed."""
+"""Seconds between checks for a changed file."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# RFC 6750's form, and long enough that nobody guesses it.
+# RFC 6750's b64token; at least 16 characters against guessing, at most 1024 to fit into gRPC's 8 KiB of metadata.
 _TOKEN = re.compile(r"(?=.{16,1024}$)[A-Za-z0-9._~+/-]+=*")
 
 
 class Grant:
-    """What a token gives to those who show it."""
+    """A valid token: the principal that it authenticates."""
 
     __slots__ = ("digest", "principal", "revoked")
 
     def __init__(self, principal: str, digest: bytes) -> None:
         self.principal = principal
         self.digest = digest
-        """The token's SHA-256; the token itself is not kept."""
+        """SHA-256 of the token; the token itself is not kept."""
         self.revoked = False
-        """Whether the file holds the token no more."""
+        """Whether the token has been removed from the file."""
 
 
 class TokenFile:
-    """The tokens of a file, as it is now. Holds none before `load`."""
+    """The tokens of a file, reloaded when it changes. Empty until `load` is called."""
 
     def __init__(self, path: str) -> None:
         self._path = pathlib.Path(path)
         self._grants: list[Grant] = []
-        self._state = state(())
+        self._loaded = fingerprint(())
 
     def load(self) -> None:
-        """Read the file.
+        """Read the file and revoke the tokens that are no longer in it.
 
         Raises:
-            AccessError: it cannot be read, or holds something else than tokens, or none; the earlier ones stay.
+            AccessError: the file cannot be read, is malformed or contains no token; the previous tokens stay valid.
 
         """
-        self._state = state((self._path,))
+        self._loaded = fingerprint((self._path,))
         grants = _parse(self._path, read(_OPTION, self._path))
-        warn_if_public(_OPTION, self._path)
-        before = {(grant.principal, grant.digest): grant for grant in self._grants}
-        self._grants = [before.pop((grant.principal, grant.digest), grant) for grant in grants]
-        for gone in before.values():
-            gone.revoked = True
+        warn_if_world_readable(_OPTION, self._path)
+        previous = {(grant.principal, grant.digest): grant for grant in self._grants}
+        self._grants = [previous.pop((grant.principal, grant.digest), grant) for grant in grants]
+        for removed in previous.values():
+            removed.revoked = True
 
     async def watch(self) -> None:
-        """Read the file again whenever it changes, until cancelled."""
+        """Reload the file whenever it changes, until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL)
-            if state((self._path,)) != self._state:
+            if fingerprint((self._path,)) != self._loaded:
                 self._reload()
 
     def _reload(self) -> None:
         try:
             self.load()
         except AccessError as error:
-            logger.error("the tokens stay as they were: %s", error)  # noqa: TRY400  # the one line says it all
+            logger.error("cannot reload the tokens, keeping the previous ones: %s", error)  # noqa: TRY400  # one line is enough
         else:
-            logger.info("read %s again: %d tokens", self._path, len(self._grants))
+            logger.info("reloaded %s: %d tokens", self._path, len(self._grants))
 
     def grant(self, token: str) -> Grant | None:
-        """Return what a token gives; None for one that is not in the file.
+        """Return the grant of a token; None if the token is not in the file.
 
-        Takes as long for each: digests are compared, in constant time, and with all tokens.
+        The time does not depend on the token: its digest is compared with that of every token, in constant time.
         """
         digest = _digest(token)
         found = None
@@ -97,31 +97,31 @@ def _parse(path: pathlib.Path, content: bytes) -> list[Grant]:
     try:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise AccessError(f"{_OPTION} {path}: is no UTF-8 text") from None
+        raise AccessError(f"{_OPTION} {path}: is not UTF-8 text") from None
     grants: dict[bytes, Grant] = {}
     for number, line in enumerate(lines, 1):
         fields = line.split()
         if not fields or fields[0].startswith("#"):
             continue
-        fault = _fault(fields)
+        problem = _format_error(fields)
         digest = _digest(fields[-1])
-        if fault is None and digest in grants:
-            fault = "the token is in the file already"
-        if fault is not None:
-            raise AccessError(f"{_OPTION} {path}, line {number}: {fault}")
-        # Of no use for a guess at the token itself: it has at least 16 characters.
+        if problem is None and digest in grants:
+            problem = "the token is already in the file"
+        if problem is not None:
+            raise AccessError(f"{_OPTION} {path}, line {number}: {problem}")
+        # Does not help to guess the token, which has at least 16 characters.
         own = hashlib.sha256(b"principal of " + digest).hexdigest()[:16]
         grants[digest] = Grant(fields[0] if len(fields) > 1 else f"token-{own}", digest)
     if not grants:
-        raise AccessError(f"{_OPTION} {path}: holds no token")
+        raise AccessError(f"{_OPTION} {path}: contains no token")
     return list(grants.values())
 
 
-def _fault(fields: list[str]) -> str | None:
+def _format_error(fields: list[str]) -> str | None:
     if len(fields) > 2:  # noqa: PLR2004  # a name and a token
-        return "holds more than a name and a token"
+        return "expected a name and a token"
     if not _TOKEN.fullmatch(fields[-1]):
-        return "a token has 16 to 1024 letters, digits and -._~+/ with = at the end only"
+        return "a token must be 16 to 1024 characters out of A-Z, a-z, 0-9 and -._~+/, with = only at its end"
     if len(fields) > 1 and not _NAME.fullmatch(fields[0]):
-        return "a name has 1 to 64 letters, digits and ._-"
+        return "a name must be 1 to 64 characters out of A-Z, a-z, 0-9 and ._-"
     return None

@@ -11,7 +11,10 @@ _MAX_REMEMBER_SECONDS = 3600.0
 
 
 def check_abort(request: AbortRequest) -> float | None:
-    """Check an AbortRequest and return `remember_unknown_for` in seconds; None where it is not set.
+    """Check an AbortRequest.
+
+    Returns:
+        `remember_unknown_for` in seconds; None if it is not set.
 
     Raises:
         RequestError: INVALID_FIELD.

@@ -56,6 +56,9 @@ class RequestConverter:
             stream: whether the caller wants outputs as they come, rather than all at once.
             path: path of `message` in the request message, for errors.
 
+        Returns:
+            The request in vLLM's terms.
+
         Raises:
             RequestError: the request is refused.
 

@@ -21,7 +21,14 @@ def check_request_id(request_id: str, path: str) -> None:
 
 
 def positive_seconds(duration: Duration, path: str) -> float:
-    """Return a duration in seconds, which must be above zero.
+    """Convert a duration, which must be above zero.
+
+    Args:
+        duration: the field's value.
+        path: path of the field in the request message, for errors.
+
+    Returns:
+        The duration in seconds.
 
     Raises:
         RequestError: INVALID_FIELD.

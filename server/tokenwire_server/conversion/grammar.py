@@ -1,4 +1,4 @@
-"""Checks of a grammar, with the parser's own words for what is wrong."""
+"""Checks the grammar of structured outputs and returns the grammar parser's message to the client."""
 
 from vllm.config import ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMClientError
@@ -18,26 +18,27 @@ def check_grammar(
     config: StructuredOutputsConfig,
     tokenizer: TokenizerLike | None,
 ) -> None:
-    """Check a request's grammar as the engine would, which does not say that it is the grammar which is wrong.
+    """Check the grammar of a request before it reaches the engine, whose own error does not name the field.
 
     Args:
-        params: the converted request.
-        message: the grammar.
-        path: path of `message` in the request message.
-        model_config: the engine's model.
-        config: the engine's options for structured outputs.
-        tokenizer: the model's tokenizer; None where the engine has none, which is refused.
+        params: the request's sampling parameters in vLLM's form.
+        message: the contract's structured outputs parameters.
+        path: path of `message` in the request message, for errors.
+        model_config: the engine's model configuration.
+        config: the engine's structured outputs configuration.
+        tokenizer: the model's tokenizer; None without one, which vLLM rejects.
 
     Raises:
-        RequestError: a parser refuses the grammar, INVALID_FIELD, or an option is not the engine's own, UNSUPPORTED_FIELD.
+        RequestError: INVALID_FIELD, the parser rejects the grammar; UNSUPPORTED_FIELD, an option differs from the
+            engine's configuration.
 
     """
     _check_options(config, message, path)
     try:
-        # vLLM checks a grammar nowhere else.
+        # The only place where vLLM validates a grammar.
         params._validate_structured_outputs(model_config, config, tokenizer)  # noqa: SLF001
-    except (VLLMClientError, ValueError) as error:  # some of the parsers raise the latter
-        # vLLM gives some of the parsers' messages as the cause only.
+    except (VLLMClientError, ValueError) as error:  # some of the parsers raise ValueError
+        # vLLM keeps the message of some parsers only as the cause of its own error.
         text, cause = str(error), str(error.__cause__ or "")
         if cause and cause not in text:
             text = f"{text} {cause}"
@@ -45,11 +46,11 @@ def check_grammar(
 
 
 def _check_options(config: StructuredOutputsConfig, message: StructuredOutputsParams, path: str) -> None:
-    # vLLM takes these with a request, but its parsers read only the engine's configuration.
+    # vLLM accepts these options per request, but its grammar backends read only the engine's configuration.
     for option in ("disable_any_whitespace", "disable_additional_properties"):
         if message.HasField(option) and getattr(message, option) != getattr(config, option):
             raise unsupported_field(
-                f"{path}.{option}", f"must be {getattr(config, option)} or left out; see --structured-outputs-config"
+                f"{path}.{option}", f"must be {getattr(config, option)} or unset; see --structured-outputs-config"
             )
     if message.HasField("whitespace_pattern"):
-        raise unsupported_field(f"{path}.whitespace_pattern", "vLLM's parsers do not honour it")
+        raise unsupported_field(f"{path}.whitespace_pattern", "vLLM's grammar backends ignore it")

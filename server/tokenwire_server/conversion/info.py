@@ -1,4 +1,4 @@
-"""What GetEngineInfo says of the engine."""
+"""The EngineInfo that GetEngineInfo returns."""
 
 import os
 from collections.abc import Iterable
@@ -16,7 +16,15 @@ from tokenwire_server.conversion.limits import RequestLimits
 def engine_info(
     config: VllmConfig, limits: RequestLimits, *, eos_token_id: int | None, adapters: Iterable[LoRARequest]
 ) -> pb.EngineInfo:
-    """Describe an engine from its configuration, as it is once the engine is ready."""
+    """Return the EngineInfo of an engine.
+
+    Args:
+        config: the engine's configuration, after the engine is ready: the KV cache size is known only then.
+        limits: what requests are checked against.
+        eos_token_id: the tokenizer's EOS id, listed before those of generation_config.json; None without one.
+        adapters: the loaded LoRA adapters.
+
+    """
     model = config.model_config
     info = pb.EngineInfo(
         model=model.model,
@@ -68,8 +76,8 @@ def _fill_kv_cache(message: pb.KvCache, config: VllmConfig) -> None:
 
 
 def _eos_ids(config: VllmConfig, first: int | None) -> list[int]:
-    further = config.model_config.try_get_generation_config().get("eos_token_id")
-    ids = [] if further is None else [further] if isinstance(further, int) else list(further)
+    more = config.model_config.try_get_generation_config().get("eos_token_id")
+    ids = [] if more is None else [more] if isinstance(more, int) else list(more)
     return list(dict.fromkeys([*([] if first is None else [first]), *ids]))
 
 

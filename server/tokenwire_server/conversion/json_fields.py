@@ -10,10 +10,17 @@ _MAX_DEPTH = 64
 
 
 def json_object(text: str, path: str) -> dict[str, Any]:
-    """Parse a field that must hold a JSON object without duplicate keys.
+    """Parse a field that must be a JSON object without duplicate keys.
 
     NaN and infinities, lone surrogates and integers beyond 64 bits are refused: Python's parser accepts them, but they
     cannot be encoded for the engine process.
+
+    Args:
+        text: the field's value.
+        path: path of the field in the request message, for errors.
+
+    Returns:
+        The parsed object.
 
     Raises:
         RequestError: INVALID_FIELD.
@@ -31,7 +38,7 @@ def json_object(text: str, path: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise invalid_field(path, f"is no valid JSON: {error}") from None
+        raise invalid_field(path, f"is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid_field(path, "must be a JSON object")
     _check_json(value, path)
@@ -48,7 +55,7 @@ def check_json_object(text: str, path: str) -> None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid_field(path, f"is no valid JSON: {error}") from None
+        raise invalid_field(path, f"is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid_field(path, "must be a JSON object")
 
@@ -74,7 +81,7 @@ def _check_level(value: Any, path: str) -> list[Any]:
             inner.append(item)
         elif isinstance(item, str):
             if not item.isascii() and any("\ud800" <= character <= "\udfff" for character in item):
-                raise invalid_field(path, "must not hold half a surrogate pair")
+                raise invalid_field(path, "must not hold a lone surrogate")
         elif isinstance(item, int) and not -(2**63) <= item < 2**64:
             raise invalid_field(path, "must hold integers from -2^63 to 2^64 - 1 only")
     return inner

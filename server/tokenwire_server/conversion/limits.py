@@ -1,4 +1,4 @@
-"""What the engine's configuration allows a request to ask for."""
+"""Limits and defaults of requests, from the engine's configuration."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,53 +11,60 @@ from vllm.platforms import current_platform
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """Facts of the engine that requests are checked against and completed from."""
+    """What requests are checked against, and the defaults of their unset fields."""
 
     max_model_len: int
-    """Most tokens of prompt and output together."""
+    """Maximum number of prompt and output tokens of a sequence."""
     vocab_size: int
-    """Valid token ids are below it."""
+    """Size of the vocabulary; valid token ids are smaller."""
     max_num_seqs: int
-    """Most sequences in one engine step."""
+    """Maximum number of sequences in an engine step."""
     max_num_queued_reqs: int | None
-    """Most unfinished sequences; None means no limit."""
+    """Maximum number of unfinished sequences; None means no limit."""
     max_logprobs: int
-    """Highest number of further ids reported for each token."""
+    """Maximum number of top tokens per token; the vocabulary size if the engine sets no limit."""
     data_parallel_size: int
-    """Valid data-parallel ranks are below it."""
+    """Number of data-parallel ranks; valid ranks are smaller."""
     priority_scheduling: bool
-    """Whether priorities other than 0 mean something."""
+    """Whether the scheduler honours priorities other than 0."""
     sampling_masks: bool
-    """Whether the engine returns sampling masks, for which it needs random sampling and a bound."""
+    """Whether the engine returns sampling masks, which require random sampling and a top_k."""
     speculative: bool
-    """Whether the engine decodes speculatively, which trace replay excludes."""
+    """Whether the engine uses speculative decoding, which excludes trace replay."""
     prompt_logprobs: bool
-    """Whether the engine can score prompts; one that cannot would die of it."""
+    """Whether prompt log probabilities are supported; an engine without support would crash."""
     kv_transfer: bool
     """Whether the engine has a KV connector."""
     has_tokenizer: bool
     """Whether the server was started with --keep-tokenizer."""
     served_model_names: tuple[str, ...]
-    """Names of the base model, the first one preferred."""
+    """Names of the base model, the preferred one first."""
     defaults: dict[str, Any]
-    """Sampling parameters that the model's generation_config sets, by vLLM's names, without max_tokens."""
+    """Sampling parameters from the model's generation_config, by vLLM's names, without max_tokens."""
     default_max_tokens: dict[str, Any]
-    """What `get_max_tokens` reads of the generation_config: `max_tokens` or nothing."""
+    """`max_tokens` from the generation_config, if set: the form that vLLM's `get_max_tokens` takes."""
     override_max_tokens: int | None
-    """Highest max_tokens that the server's configuration allows; None means no such limit."""
+    """Maximum max_tokens that the operator has configured; None means no limit."""
 
     @classmethod
     def from_config(
         cls, config: VllmConfig, *, keep_tokenizer: bool, served_model_names: Sequence[str] = ()
     ) -> "RequestLimits":
-        """Read the limits from an engine's configuration, as it is once the engine is ready.
+        """Read the limits from an engine's configuration.
 
-        `served_model_names` are all names of the base model, of which the configuration keeps only the first.
+        Args:
+            config: the configuration, after the engine is ready.
+            keep_tokenizer: whether the server was started with --keep-tokenizer.
+            served_model_names: all names of the base model; the configuration contains only the first.
+
+        Returns:
+            The limits.
+
         """
         model = config.model_config
         defaults = dict(model.get_diff_sampling_param())
         max_tokens = defaults.pop("max_tokens", None)
-        # The same rule as in vLLM's OpenAIServingChat: only a generation_config named by the operator limits requests.
+        # As in vLLM's OpenAIServingChat: a generation_config limits max_tokens only if the operator has named it.
         if model.generation_config in ("auto", "vllm"):
             override = model.override_generation_config.get("max_new_tokens")
         else:
@@ -73,7 +80,7 @@ class RequestLimits:
             priority_scheduling=config.scheduler_config.policy == "priority",
             sampling_masks=bool(model.return_sampling_mask),
             speculative=config.speculative_config is not None,
-            # Seen in vLLM 0.32: its LoRA logits on the CPU have the shape of one token for each request.
+            # vLLM 0.32 on the CPU: its LoRA logits have the shape of one token per request, which crashes the engine.
             prompt_logprobs=not (config.lora_config is not None and current_platform.is_cpu()),
             kv_transfer=config.kv_transfer_config is not None,
             has_tokenizer=keep_tokenizer,
@@ -87,12 +94,12 @@ class RequestLimits:
 
     @property
     def max_n(self) -> int:
-        """Highest n: beyond it a request would never be admitted."""
+        """Maximum n; a request with more sequences would never be admitted."""
         return min(self.max_num_seqs, self.max_num_queued_reqs or self.max_num_seqs)
 
-    def max_tokens(self, asked: int | None, prompt_len: int) -> int:
-        """Return the most tokens that a request may generate; `asked` None means unset."""
+    def max_tokens(self, requested: int | None, prompt_len: int) -> int:
+        """Return the maximum number of output tokens of a request; `requested` None means that max_tokens is unset."""
         limit: int = get_max_tokens(
-            self.max_model_len, asked, prompt_len, self.default_max_tokens, self.override_max_tokens
+            self.max_model_len, requested, prompt_len, self.default_max_tokens, self.override_max_tokens
         )
         return limit

@@ -1,4 +1,4 @@
-"""Facts of an engine's configuration that the contract's EngineInfo has no place for."""
+"""Model and engine properties that other protocols report but the contract's EngineInfo does not contain."""
 
 import dataclasses
 
@@ -6,35 +6,35 @@ from vllm.config import VllmConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """What routers of other protocols ask for."""
+class ModelInfo:
+    """Properties of the model and its engine, as `services/smg` reports them."""
 
     tokenizer: str
-    """Folder or name on the hub of the model's tokenizer."""
+    """Local folder or Hugging Face Hub name of the tokenizer."""
     tokenizer_revision: str | None
-    """Its revision on the hub; None means the newest."""
+    """Revision of the tokenizer on the Hub; None means the default branch."""
     model_type: str
-    """Kind of the model, "llama" for example."""
+    """`model_type` of config.json, "llama" for example."""
     architectures: tuple[str, ...]
-    """Classes of the model, "LlamaForCausalLM" for example."""
+    """`architectures` of config.json, "LlamaForCausalLM" for example."""
     bos_token_id: int | None
-    """The configuration's id of the beginning of a text."""
+    """`bos_token_id` of config.json; None if it has none."""
     pad_token_id: int | None
-    """The configuration's id of padding."""
+    """`pad_token_id` of config.json; None if it has none."""
     kv_engine_id: str | None
-    """The engine's id among KV connectors; None where there is no connector."""
+    """The engine's id for its KV connector; None without a connector."""
     kv_cache_dtype: str
-    """Element type of the KV cache; "auto" means the model's."""
+    """Data type of the KV cache; "auto" means the model's."""
     attention_backend: str | None
-    """Attention backend that was asked for; None where the engine chooses."""
+    """Name of the configured attention backend; None means that vLLM selects one."""
     reasoning_parser: str | None
-    """Name of the reasoning parser; None where there is none."""
+    """Name of the reasoning parser; None without one."""
     grammar_after_reasoning: bool
-    """Whether a grammar applies only once the reasoning has ended."""
+    """Whether structured outputs apply only after the reasoning has ended."""
 
     @classmethod
-    def from_config(cls, config: VllmConfig) -> "EngineFacts":
-        """Read the facts."""
+    def from_config(cls, config: VllmConfig) -> "ModelInfo":
+        """Read the properties from the engine's configuration."""
         model, structured = config.model_config, config.structured_outputs_config
         transfer, backend = config.kv_transfer_config, config.attention_config.backend
         parser = structured.reasoning_parser or None

@@ -64,7 +64,7 @@ def check_input(message: GenerationInput, path: str = "input") -> None:
     if message.request_id:
         check_request_id(message.request_id, f"{path}.request_id")
     if not message.prompt_token_ids:
-        raise invalid_field(f"{path}.prompt_token_ids", "must hold at least one token id")
+        raise invalid_field(f"{path}.prompt_token_ids", "must contain at least one token id")
     if message.HasField("cache_salt") and not 1 <= len(message.cache_salt) <= _MAX_CACHE_SALT:
         raise invalid_field(f"{path}.cache_salt", f"must have 1 to {_MAX_CACHE_SALT} characters")
     if message.HasField("model") and not message.model:
@@ -93,6 +93,9 @@ def to_engine_request(
         trace_headers: W3C trace context of the call's metadata, for a request without trace headers of its own.
         stream: whether the caller wants deltas.
         path: path of `message` in the request message, for errors.
+
+    Returns:
+        The request in vLLM's terms.
 
     Raises:
         RequestError: the request is refused.
@@ -157,7 +160,7 @@ def _prompt(message: GenerationInput, limits: RequestLimits, field: str) -> list
     if highest >= limits.vocab_size:
         raise invalid_field(
             f"{field}[{prompt.index(highest)}]",
-            f"must be below the vocabulary's size, {limits.vocab_size}, got {highest}",
+            f"must be below the vocabulary size, {limits.vocab_size}, got {highest}",
         )
     return prompt
 

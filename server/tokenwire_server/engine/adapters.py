@@ -1,4 +1,4 @@
-"""LoRA adapters, from the command line to the engine."""
+"""LoRA adapters: from `--lora-modules` to the engine's LoRARequest."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,22 +8,22 @@ from vllm.lora.request import LoRARequest
 
 
 class AdapterError(ValueError):
-    """An adapter that requests could not use."""
+    """A LoRA adapter cannot be loaded."""
 
-    def __init__(self, module: LoRAModulePath | LoRARequest, fault: str) -> None:
+    def __init__(self, module: LoRAModulePath | LoRARequest, reason: str) -> None:
         name = module.lora_name if isinstance(module, LoRARequest) else module.name
-        super().__init__(f"LoRA adapter {name!r} ({module.path}): {fault}")
+        super().__init__(f"LoRA adapter {name!r} ({module.path}): {reason}")
 
 
 def to_adapters(modules: Iterable[LoRAModulePath], base_names: Sequence[str]) -> list[LoRARequest]:
-    """Return the adapters of `--lora-modules` in the engine's form.
+    """Return the engine's LoRARequests for `--lora-modules`; their integer ids count from 1.
 
     Args:
-        modules: what the option says.
-        base_names: names of the base model.
+        modules: the parsed option.
+        base_names: names of the base model, which adapters must not use.
 
     Raises:
-        AdapterError: a name is taken, or a folder is not there.
+        AdapterError: a name is missing or already in use, or a folder does not exist or contains no adapter.
 
     """
     adapters: dict[str, LoRARequest] = {}
@@ -31,9 +31,9 @@ def to_adapters(modules: Iterable[LoRAModulePath], base_names: Sequence[str]) ->
         if not module.name or not module.path:
             raise AdapterError(module, "needs a name and a path")
         if module.name in base_names:
-            raise AdapterError(module, "the base model has that name")
+            raise AdapterError(module, "the base model has this name")
         if module.name in adapters:
-            raise AdapterError(module, "another adapter has that name")
+            raise AdapterError(module, "another adapter has this name")
         _check_folder(module)
         adapters[module.name] = LoRARequest(
             module.name,
@@ -46,10 +46,10 @@ def to_adapters(modules: Iterable[LoRAModulePath], base_names: Sequence[str]) ->
 
 
 def _check_folder(module: LoRAModulePath) -> None:
-    # What is no folder may be a name on the hub, which vLLM resolves when it loads the adapter.
+    # A path that is not a local folder may be a name on the Hugging Face Hub, which vLLM resolves at load time.
     folder = Path(module.path).expanduser()
     if not folder.exists():
         if module.path.startswith(("/", "./", "../", "~")):
-            raise AdapterError(module, "there is no such folder")
+            raise AdapterError(module, "the folder does not exist")
     elif not (folder / "adapter_config.json").is_file():
-        raise AdapterError(module, "has no adapter_config.json")
+        raise AdapterError(module, "the folder contains no adapter_config.json")

@@ -1,4 +1,4 @@
-"""Knowing that the engine has acted on an abort."""
+"""A barrier after aborts: waits until the engine has processed them."""
 
 import asyncio
 import logging
@@ -8,19 +8,19 @@ logger = logging.getLogger(__name__)
 
 
 class AbortBarrier:
-    """Waits until the engine has seen everything that was sent to it before.
+    """Waits until the engine has processed everything that was sent to it before.
 
-    AsyncLLM.abort only sends. Aborts and utility calls travel to the engine in one queue, so a utility call that
-    returns has passed every abort sent before it. Waiters share calls: those who come while one is under way, which may
-    have been sent before their abort, wait for the next one together.
+    AsyncLLM.abort returns once the abort is sent. Aborts and utility calls share one FIFO queue into the engine, so when a
+    utility call returns, the engine has processed every abort sent before it. Concurrent waiters share utility calls: a
+    call in flight may have been sent before a new waiter's abort, so all new waiters share the next call.
     """
 
     def __init__(self, probe: Callable[[], Awaitable[object]], timeout: float) -> None:
-        """Make a barrier.
+        """Create a barrier.
 
         Args:
-            probe: the utility call.
-            timeout: seconds after which a waiter goes on all the same; the engine may be in a long step.
+            probe: makes a utility call.
+            timeout: maximum time in seconds that `wait` blocks; the engine may be in a long step.
 
         """
         self._probe = probe
@@ -29,7 +29,7 @@ class AbortBarrier:
         self._next: asyncio.Task[None] | None = None
 
     async def wait(self) -> None:
-        """Wait for the engine, at most the timeout."""
+        """Wait until the engine has processed all aborts sent so far, or until the timeout."""
         if self._running is None or self._running.done():
             task = self._running = asyncio.create_task(self._call(None))
         else:
@@ -46,5 +46,5 @@ class AbortBarrier:
             self._running, self._next = self._next, None
         try:
             await self._probe()
-        except Exception as error:  # noqa: BLE001  # a dead engine, or ranks that disagree: it has acted either way
-            logger.debug("the abort barrier's call failed: %r", error)
+        except Exception as error:  # noqa: BLE001  # the engine is dead or its ranks disagree; its aborts are done either way
+            logger.debug("the utility call of the abort barrier failed: %r", error)

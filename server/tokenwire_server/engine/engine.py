@@ -24,14 +24,14 @@ from tokenwire_server.conversion.converter import RequestConverter
 from tokenwire_server.conversion.exceptions import FAULTS, first_line, translate
 from tokenwire_server.conversion.info import engine_info
 from tokenwire_server.conversion.limits import RequestLimits
-from tokenwire_server.conversion.model_info import EngineFacts
+from tokenwire_server.conversion.model_info import ModelInfo
 from tokenwire_server.conversion.request import EngineRequest, remote_prefill
 from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
 from tokenwire_server.engine.direct import install_direct_path, pump
 from tokenwire_server.engine.eos import eos_token_id
 from tokenwire_server.engine.sink import Sink
-from tokenwire_server.engine.stats import LoadRecorder
+from tokenwire_server.engine.stats import StatsRecorder
 from tokenwire_server.errors import RequestError, engine_dead
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Engine:
         adapters: Iterable[LoRARequest] = (),
         direct_path: bool = True,
         refused_field: Callable[[SamplingParams], str | None] | None = None,
-        load: LoadRecorder | None = None,
+        stats: StatsRecorder | None = None,
     ) -> None:
         """Take over an AsyncLLM whose output handler has not started.
 
@@ -68,7 +68,7 @@ class Engine:
             adapters: LoRA adapters that requests may name.
             direct_path: whether outputs may take the direct path, where vLLM's internals allow it.
             refused_field: names the first sampling field that the engine's device does not honour.
-            load: what `llm` records its statistics with. None: nothing is known of the load.
+            stats: what `llm` records its statistics with; None without statistics.
 
         """
         self._llm = llm
@@ -76,14 +76,14 @@ class Engine:
         self.limits = RequestLimits.from_config(
             llm.vllm_config, keep_tokenizer=keep_tokenizer, served_model_names=served_model_names
         )
-        self.facts = EngineFacts.from_config(llm.vllm_config)
+        self.model_info = ModelInfo.from_config(llm.vllm_config)
         self._eos_token_id = eos_token_id(llm.model_config)
         if not keep_tokenizer:
             # Without a tokenizer vLLM knows no EOS, so natural EOS would be reported as a stop token, and a model whose
             # generation_config names no EOS would never stop.
             llm.renderer.get_eos_token_id = lambda: self._eos_token_id
         self._converter = RequestConverter(llm.input_processor, self.limits, self._adapters, refused_field)
-        self._load_recorder = load or LoadRecorder()
+        self._stats = stats or StatsRecorder()
         self._direct = install_direct_path(llm) if direct_path else None
         self._barrier = AbortBarrier(llm.is_paused, _BARRIER_TIMEOUT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,14 +102,14 @@ class Engine:
         args.skip_tokenizer_init = not keep_tokenizer
         names = args.served_model_name or ()
         config = args.create_engine_config(UsageContext.API_SERVER)
-        load = LoadRecorder()
+        stats = StatsRecorder()
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.API_SERVER,
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
             # A logger of one's own would turn the statistics on.
-            stat_loggers=None if args.disable_log_stats else [load.logger_of_rank],
+            stat_loggers=None if args.disable_log_stats else [stats.logger_of_rank],
         )
         try:
             return cls(
@@ -119,7 +119,7 @@ class Engine:
                 adapters=adapters,
                 direct_path=direct_path,
                 refused_field=refused_field,
-                load=load,
+                stats=stats,
             )
         except BaseException:
             llm.shutdown()
@@ -192,6 +192,9 @@ class Engine:
             trace_headers: W3C trace context of the call's metadata; None without.
             stream: whether the caller wants outputs as they come, rather than all at once.
             path: path of `message` in the request message, for errors.
+
+        Returns:
+            The request, for `add`.
 
         Raises:
             RequestError: the request is refused.
@@ -331,7 +334,7 @@ class Engine:
     def load(self) -> engine_load_pb2.EngineLoad:
         """Say how busy the ranks are, as of the last step."""
         message = engine_load_pb2.EngineLoad()
-        self._load_recorder.fill(message)
+        self._stats.fill(message)
         return message
 
     def cached_tokens(self, internal_id: str, index: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The tokenizer's EOS id, without the tokenizer."""
+"""The id of the tokenizer's EOS token, found without loading the tokenizer."""
 
 import logging
 from typing import Any
@@ -10,11 +10,11 @@ logger = logging.getLogger(__name__)
 
 
 def eos_token_id(model_config: ModelConfig) -> int | None:
-    """Return the id of the tokenizer's EOS token; None where the model names none.
+    """Return the id of the tokenizer's EOS token; None if the model defines none.
 
-    `vllm serve` takes the id from the tokenizer that it loads: its `eos_token`. Tokens-only mode loads none, so the id
-    is read from the tokenizer's files: tokenizer_config.json names the token, and that file or tokenizer.json holds its
-    id. A model without these files has the `eos_token_id` of config.json.
+    `vllm serve` uses the `eos_token` of the tokenizer that it loads. Tokens-only mode loads no tokenizer, so the id is
+    read from the tokenizer's files: tokenizer_config.json names the token, and its id is in the same file or in
+    tokenizer.json. Without these files, the id is the `eos_token_id` of config.json.
     """
     source, revision = model_config.tokenizer, model_config.tokenizer_revision
     config = get_hf_file_to_dict("tokenizer_config.json", source, revision) or {}
@@ -26,7 +26,9 @@ def eos_token_id(model_config: ModelConfig) -> int | None:
             found = _in_tokenizer(content, get_hf_file_to_dict("tokenizer.json", source, revision) or {})
         if found is not None:
             return found
-        logger.warning("the id of the EOS token %r is in no file of the tokenizer; taking config.json's", content)
+        logger.warning(
+            "the tokenizer files do not contain the id of the EOS token %r; using eos_token_id of config.json", content
+        )
     ids = getattr(model_config.hf_text_config, "eos_token_id", None)
     if isinstance(ids, list):
         return ids[0] if ids else None
@@ -45,7 +47,7 @@ def _in_tokenizer(content: str, tokenizer: dict[str, Any]) -> int | None:
         if entry.get("content") == content:
             return int(entry["id"])
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    # Unigram models have a list of pairs in place of a mapping.
+    # The vocabulary of a Unigram model is a list of [piece, score] pairs instead of a mapping.
     if isinstance(vocabulary, list):
         return next((i for i, (piece, _) in enumerate(vocabulary) if piece == content), None)
     found = vocabulary.get(content)

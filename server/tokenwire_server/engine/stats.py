@@ -1,4 +1,4 @@
-"""What GetLoad says: the last step's statistics of each rank, and totals."""
+"""Engine statistics for GetLoad: gauges as of the last step and totals, per data-parallel rank."""
 
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -7,19 +7,19 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 from tokenwire.v1 import engine_load_pb2 as pb
 
 
-class LoadRecorder:
-    """Keeps the load of each data-parallel rank; `logger_of_rank` is what vLLM takes as a stat logger."""
+class StatsRecorder:
+    """Records the statistics of every data-parallel rank; pass `logger_of_rank` to vLLM as a stat logger factory."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, _RankRecorder] = {}
 
     def logger_of_rank(self, config: VllmConfig, rank: int) -> StatLoggerBase:
-        """Return the logger that vLLM feeds with a rank's statistics."""
+        """Return the stat logger of a rank; vLLM calls this once per rank."""
         self._ranks[rank] = recorder = _RankRecorder(config, rank)
         return recorder
 
     def fill(self, message: pb.EngineLoad) -> None:
-        """Add the ranks, in order."""
+        """Add the load of every rank to the message, by ascending rank."""
         message.ranks.extend(self._ranks[rank].load for rank in sorted(self._ranks))
 
 
@@ -45,7 +45,15 @@ class _RankRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types
         mm_cache_stats: MultiModalCacheStats | None = None,
         engine_idx: int = 0,
     ) -> None:
-        """Take the statistics of an engine step."""
+        """Record the statistics of an engine step.
+
+        Args:
+            scheduler_stats: state of the scheduler after the step; None if the engine sent none.
+            iteration_stats: token and request counts of the step; None if the step produced no outputs.
+            mm_cache_stats: not used.
+            engine_idx: not used; vLLM creates a logger per rank.
+
+        """
         del mm_cache_stats, engine_idx
         load = self.load
         if scheduler_stats is not None:
@@ -60,4 +68,4 @@ class _RankRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types
             load.num_preemptions += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
-        """Do nothing: vLLM wants a line in the log, which the server has."""
+        """Do nothing; the server logs that the engine is ready."""

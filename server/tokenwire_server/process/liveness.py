@@ -35,8 +35,10 @@ async def wait_for_death(engine: Engine, timeout: float) -> Death:  # noqa: ASYN
 
     Args:
         engine: the engine.
-        timeout: seconds that the engine may leave a question unanswered, which it answers between two steps; 0 means
-            that it is never asked.
+        timeout: maximum seconds until the engine answers a probe, which it does between two steps; 0: it is not probed.
+
+    Returns:
+        How the engine ended.
 
     """
     probe: asyncio.Task[None] | None = None

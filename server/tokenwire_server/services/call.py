@@ -62,7 +62,10 @@ class Call:
         self._unregister()
 
     async def start(self, incoming: IncomingRequest) -> EngineRequest:
-        """Admit the request and return it as converted.
+        """Admit the request.
+
+        Returns:
+            The request as converted.
 
         Raises:
             RequestError: the request is refused.
@@ -80,7 +83,10 @@ class Call:
         return self._live.request
 
     async def next(self) -> Chunk:
-        """Wait for the next output, up to the one with `closing`.
+        """Wait for the next output.
+
+        Returns:
+            The output. After one with `closing` there is none.
 
         Raises:
             RequestError: the request has failed.

@@ -6,7 +6,8 @@ from vllm.v1.outputs import LogprobsLists
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1 import logprobs_pb2
-from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, LogprobColumns, fill_ending
+from tokenwire_server.conversion.logprobs import LogprobColumns
+from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, fill_ending
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError
 
@@ -106,7 +107,10 @@ class CallSink(Sink):
             self._waiter.set_result(None)
 
     async def next(self) -> Chunk:
-        """Wait for the next output. After one with `closing` there is none.
+        """Wait for the next output.
+
+        Returns:
+            The output. After one with `closing` there is none.
 
         Raises:
             RequestError: the request has failed.

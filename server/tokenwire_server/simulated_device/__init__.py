@@ -1,8 +1,8 @@
-"""The simulated device: the real AsyncLLM, EngineCore and scheduler, with no model and no GPU.
+"""The simulated device: vLLM's real AsyncLLM, EngineCore and scheduler without model weights or a GPU.
 
-A custom vLLM executor stands where the worker processes are. The model's folder needs only a config.json; tokens and
-log probabilities follow the formula in `formula`, so that a caller knows them beforehand. `options` says what can be
-set, `setup` puts it into vLLM's engine arguments, and `step_log` reads what the device was given, step by step.
+A custom vLLM executor replaces the worker processes. The model's folder needs only a config.json. Tokens and log
+probabilities follow the formula in `formula`, so a client can compute them in advance. `options` defines the options,
+`setup` applies them to vLLM's engine arguments, and `step_log` records what the device was given in each step.
 
 Importing this package does not import vLLM.
 """

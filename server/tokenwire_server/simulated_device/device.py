@@ -1,4 +1,4 @@
-"""The device itself: the requests that it holds, what a step gives, and how long it takes."""
+"""The device: its requests, and the output and duration of each step."""
 
 import threading
 import time
@@ -15,13 +15,13 @@ from tokenwire_server.simulated_device.step_log import Step, StepLogWriter
 
 
 class SimulatedStepError(RuntimeError):
-    """The failure that `fail_at_step` asks for."""
+    """The exception of the option `fail_at_step`."""
 
 
-class _Held:
-    """A request on the device."""
+class _RequestState:
+    """The state of a request on the device."""
 
-    __slots__ = ("errs", "logprobs", "output", "prompt", "prompt_length", "prompt_logprobs")
+    __slots__ = ("fails", "logprobs", "output", "prompt", "prompt_length", "prompt_logprobs")
 
     def __init__(self, new: Any, vocabulary: Vocabulary, options: SimulatedDeviceOptions) -> None:
         prompt: list[int] = new.prompt_token_ids
@@ -30,7 +30,7 @@ class _Held:
         self.prompt_length = len(prompt)
         self.logprobs: int = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs: int | None = params.prompt_logprobs
-        self.errs = prompt[0] == options.error_prompt_id
+        self.fails = prompt[0] == options.error_prompt_id
         self.output = OutputSequence(
             vocabulary,
             prompt,
@@ -43,7 +43,7 @@ class _Held:
 
 
 class _Batch:
-    """What one step is to give, gathered request by request."""
+    """The requests of one step and their outputs; one list entry per request."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -52,65 +52,81 @@ class _Batch:
         self.prefill: dict[str, int] = {}
         self.prompt_logprobs: dict[str, Any] = {}
         self.logprobs = -1
+        """Maximum number of top log probabilities that a request of the batch asks for; -1 if none asks for any."""
         self.errors: set[str] = set()
 
 
 class PendingStep:
-    """A step that the device works on."""
+    """A step in progress."""
 
     def __init__(self, output: Any, due: float) -> None:
+        """Create a step.
+
+        Args:
+            output: its ModelRunnerOutput.
+            due: when it is complete, by time.monotonic().
+
+        """
         self._output = output
         self._due = due
 
     def wait(self) -> Any:
-        """Return the ModelRunnerOutput once the device is done with the step."""
-        while (left := self._due - time.monotonic()) > 0:
-            time.sleep(left)
+        """Block until the step is complete and return its ModelRunnerOutput."""
+        while (remaining := self._due - time.monotonic()) > 0:
+            time.sleep(remaining)
         return self._output
 
 
 class FailingStep(PendingStep):
-    """The step of `fail_at_step`."""
+    """The step of the option `fail_at_step`."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def wait(self) -> NoReturn:
-        """Raise."""
-        raise SimulatedStepError(f"simulated device: step {self._number} fails as asked by fail_at_step")
+        """Raise SimulatedStepError."""
+        raise SimulatedStepError(f"simulated device: step {self._number} failed because of fail_at_step")
 
 
 class HangingStep(PendingStep):
-    """The step of `hang_at_step`."""
+    """The step of the option `hang_at_step`."""
 
     def __init__(self) -> None:
         pass
 
     def wait(self) -> NoReturn:
-        """Block until the process is killed."""
+        """Block forever."""
         while True:
             threading.Event().wait()
 
 
 class Device:
-    """One data-parallel rank's device. It computes the steps in the order in which they begin, one at a time."""
+    """The device of one data-parallel rank. Runs one step at a time, in the order in which they begin."""
 
     def __init__(self, options: SimulatedDeviceOptions, vocabulary: Vocabulary, rank: int) -> None:
+        """Create a device without requests.
+
+        Args:
+            options: step times, failures and the step log.
+            vocabulary: the ids that the formula uses.
+            rank: data-parallel rank, for the step log.
+
+        """
         self._options = options
         self._vocabulary = vocabulary
         self._rank = rank
-        self._held: dict[str, _Held] = {}
+        self._requests: dict[str, _RequestState] = {}
         self._step = 0
         self._free_at = 0.0
         self._log = None if options.step_log is None else StepLogWriter(options.step_log)
 
     def begin(self, scheduled: Any) -> PendingStep | None:
-        """Take vLLM's SchedulerOutput; None means that it only dropped requests and there is nothing to compute."""
-        # In this order: an id may be dropped and used again in the same step.
+        """Begin the step of a SchedulerOutput; return None if it only drops requests and schedules no tokens."""
+        # Finished ids first: an id may be reused in the same step.
         for request_id in scheduled.finished_req_ids:
-            self._held.pop(request_id, None)
+            self._requests.pop(request_id, None)
         for new in scheduled.scheduled_new_reqs:
-            self._held[new.req_id] = _Held(new, self._vocabulary, self._options)
+            self._requests[new.req_id] = _RequestState(new, self._vocabulary, self._options)
         if not scheduled.total_num_scheduled_tokens:
             self._write(scheduled, {})
             return None
@@ -135,7 +151,7 @@ class Device:
 
     def _gather(self, scheduled: Any) -> _Batch:
         batch = _Batch()
-        # Requests that ran before come first, as in the scheduler's own order.
+        # Running requests first, in the scheduler's order.
         cached = scheduled.scheduled_cached_reqs
         counts = scheduled.num_scheduled_tokens
         for request_id, computed, outputs in zip(
@@ -143,17 +159,17 @@ class Device:
         ):
             self._add(batch, request_id, computed, counts[request_id], outputs)
         for new in scheduled.scheduled_new_reqs:
-            # With vLLM's second model runner a request comes as a new one again after a preemption.
+            # With vLLM's V2 model runner, a preempted request is scheduled again as a new one.
             known = new.prefill_token_ids
             outputs = 0 if known is None else len(known) - len(new.prompt_token_ids)
             self._add(batch, new.req_id, new.num_computed_tokens, counts[new.req_id], outputs)
         return batch
 
     def _add(self, batch: _Batch, request_id: str, computed: int, count: int, outputs: int) -> None:
-        held = self._held[request_id]
-        # The index of the output token that follows the last token computed; below `outputs`, tokens are computed that
-        # are known already: a prompt's chunk, or all of them again after a preemption.
-        index = computed + count - held.prompt_length
+        request = self._requests[request_id]
+        # Index of the output token that this step samples. An index below `outputs` means that the step recomputes known
+        # tokens: a chunk of the prompt, or all tokens after a preemption.
+        index = computed + count - request.prompt_length
         batch.ids.append(request_id)
         if not outputs or count > 1 or index < outputs:
             batch.prefill[request_id] = count
@@ -161,12 +177,12 @@ class Device:
             batch.sampled.append([])
             batch.indexes.append(0)
             return
-        batch.sampled.append([held.output.token(index)])
+        batch.sampled.append([request.output.token(index)])
         batch.indexes.append(index)
-        batch.logprobs = max(batch.logprobs, held.logprobs)
-        if index == 0 and held.prompt_logprobs is not None:
-            batch.prompt_logprobs[request_id] = self._prompt_logprobs(held.prompt, held.prompt_logprobs)
-        if held.errs and index == 1:
+        batch.logprobs = max(batch.logprobs, request.logprobs)
+        if index == 0 and request.prompt_logprobs is not None:
+            batch.prompt_logprobs[request_id] = self._prompt_logprobs(request.prompt, request.prompt_logprobs)
+        if request.fails and index == 1:
             batch.errors.add(request_id)
 
     def _output(self, batch: _Batch) -> Any:
@@ -176,18 +192,18 @@ class Device:
             sampled_token_ids=batch.sampled,
             logprobs=None if batch.logprobs < 0 else self._sample_logprobs(batch),
             prompt_logprobs_dict=batch.prompt_logprobs,
-            # Such requests end with "error" through `scheduler`.
+            # The schedulers in `scheduler` finish these requests with "error".
             kv_connector_output=KVConnectorOutput(failed_recving=batch.errors) if batch.errors else None,
         )
 
     def _sample_logprobs(self, batch: _Batch) -> Any:
-        """Give every row as many columns as the request that asks for most, as vLLM's sampler does."""
+        """Return the log probabilities of the batch; like vLLM's sampler, pad every row to the widest request."""
         tokens = np.fromiter((row[0] if row else 0 for row in batch.sampled), np.int32, len(batch.ids))
         return LogprobsLists(*self._columns(tokens, np.array(batch.indexes), batch.logprobs))
 
     def _prompt_logprobs(self, prompt: list[int], top: int) -> Any:
         tokens = np.array(prompt[1:], np.int32)
-        # Copied, since vLLM cannot send an empty tensor that NumPy made: a prompt of one token has no entries.
+        # Copied because vLLM cannot serialize an empty tensor from NumPy: a prompt of one token has no entries.
         tensors = LogprobsTensors.empty_cpu(len(tokens), top + 1)
         for tensor, values in zip(tensors, self._columns(tokens, np.arange(1, len(prompt)), top), strict=False):
             tensor.copy_(torch.from_numpy(values))
@@ -196,7 +212,18 @@ class Device:
     def _columns(
         self, tokens: npt.NDArray[np.int32], indexes: npt.NDArray[np.int64], top: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """Return ids, log probabilities and ranks in vLLM's layout: the token itself first, then the top ones."""
+        """Return log probabilities in vLLM's layout.
+
+        Args:
+            tokens: the tokens, of shape [tokens].
+            indexes: their index in the output or in the prompt, of shape [tokens].
+            top: number of top tokens per token.
+
+        Returns:
+            Ids and log probabilities of shape [tokens, 1 + top], column 0 being the token itself, and the token's ranks
+            of shape [tokens].
+
+        """
         ranks = (1 + indexes % RANKS).astype(np.int32)
         steps = np.arange(1, top + 1, dtype=np.int32)
         ids = np.empty((len(tokens), top + 1), np.int32)
@@ -215,7 +242,7 @@ class Device:
                     rank=self._rank,
                     tokens=scheduled.num_scheduled_tokens,
                     prefill=prefill,
-                    held=list(self._held),
+                    held=list(self._requests),
                     dropped=sorted(scheduled.finished_req_ids),
                 )
             )

@@ -1,4 +1,4 @@
-"""The executor: what vLLM's EngineCore calls in place of worker processes."""
+"""The executor, which vLLM's EngineCore calls in place of worker processes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,7 +14,7 @@ from tokenwire_server.simulated_device.formula import Vocabulary
 from tokenwire_server.simulated_device.options import SimulatedDeviceOptions
 from tokenwire_server.simulated_device.setup import CONFIG_KEY
 
-# Worker calls that change nothing that the device has.
+# Worker methods that have no effect on the device.
 _WITHOUT_EFFECT = {
     "initialize_from_config",
     "set_kv_cache_layout",
@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = {
 
 
 class _StepFuture(Future[Any]):
-    """A step's result. Whoever asks for it waits for the device in the own thread, as with vLLM's in-process executor."""
+    """The result of a step. `result` blocks the calling thread, as with vLLM's in-process executor."""
 
     def __init__(self, step: PendingStep) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class _StepFuture(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         if timeout is not None:
-            raise NotImplementedError("a step of the simulated device cannot be waited for with a timeout")
+            raise NotImplementedError("the simulated device does not support timeouts")
         if not self.done():
             self.set_result(self._step.wait())
         return super().result()
 
 
 class SimulatedExecutor(Executor):  # type: ignore[misc]
-    """Runs a `Device` in the engine's own process; vLLM finds it by its qualified name."""
+    """Runs a `Device` in the engine process; vLLM imports it by its qualified name."""
 
     _device: Device
     _pending: PendingStep
@@ -55,9 +55,9 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         vocabulary = Vocabulary(
             size=self.model_config.get_vocab_size(), eos_token_ids=_eos_token_ids(self.model_config)
         )
-        # Not data_parallel_rank, which vLLM resets where the ranks are independent of each other.
+        # Not data_parallel_rank, which vLLM resets if the ranks are independent of each other.
         self._device = Device(options, vocabulary, self.parallel_config.data_parallel_index)
-        # vLLM turns it off on the CPU platform; EngineCore reads it after the executor was made.
+        # vLLM disables it on the CPU platform, but EngineCore reads it after it has created the executor.
         self.scheduler_config.async_scheduling = options.async_scheduling
         if options.error_request_at_step is not None or options.error_prompt_id is not None:
             name = "ErrorAsyncScheduler" if options.async_scheduling else "ErrorScheduler"
@@ -65,11 +65,11 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Say yes to vLLM's configuration."""
+        """Return True: steps can be scheduled while another step runs."""
         return True
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """Begin a step; its result comes from `sample_tokens`, as with vLLM's own workers."""
+        """Begin a step; as with vLLM's workers, `sample_tokens` returns its result."""
         step = self._device.begin(scheduler_output)
         if step is not None:
             self._pending = step
@@ -77,7 +77,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         return _done(output) if non_block else output
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002, FBT001, FBT002
-        """Return the result of the step begun last."""
+        """Return the result of the last step."""
         return _StepFuture(self._pending) if non_block else self._pending.wait()
 
     def collective_rpc(
@@ -88,15 +88,30 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,  # noqa: ARG002
         non_block: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Answer a call to the workers as the only one there is."""
+        """Call a worker method on the device, which is the only worker.
+
+        Args:
+            method: name of the method.
+            timeout: not used.
+            args: not used.
+            kwargs: not used.
+            non_block: whether to return a future.
+
+        Returns:
+            A list with the one result, or a future of it.
+
+        Raises:
+            NotImplementedError: the simulated device does not support the method.
+
+        """
         results = [self._answer(method)]
         return _done(results) if non_block else results
 
     def check_health(self) -> None:
-        """Find nothing wrong: a device that fails ends the engine."""
+        """Do nothing: a step that fails ends the engine."""
 
     def compile_or_warm_up_model(self) -> None:
-        """Do nothing; there is no model."""
+        """Do nothing: there is no model."""
 
     def shutdown(self) -> None:
         """Close the step log."""
@@ -121,7 +136,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         raise NotImplementedError(f"the simulated device has no worker method {method!r}")
 
     def _kv_cache_spec(self) -> Any:
-        """Return the smallest layer that makes the scheduler manage blocks; the device keeps nothing in them."""
+        """Return the smallest layer for which the scheduler manages KV cache blocks; the device stores nothing in them."""
         return FullAttentionSpec(
             block_size=self.cache_config.block_size, num_kv_heads=1, head_size=1, dtype=torch.bfloat16
         )
@@ -134,7 +149,7 @@ def _done(result: Any) -> Future[Any]:
 
 
 def _eos_token_ids(model_config: Any) -> tuple[int, ...]:
-    """Return the EOS ids of the model's configuration files, each once."""
+    """Return the distinct EOS ids of generation_config.json and config.json."""
     found: list[int] = []
     for value in (
         model_config.try_get_generation_config().get("eos_token_id"),

@@ -1,21 +1,21 @@
-"""What the simulated device answers, as a formula: a caller computes the same ids and numbers beforehand.
+"""The output of the simulated device as a formula, so that a client can compute it in advance.
 
-Tokens. Let V be the vocabulary's size, `first` = V // 4 and `span` = V // 2: ids come from the middle half of the
+Tokens. Let V be the vocabulary size, `first` = V // 4 and `span` = V // 2: the ids are from the middle half of the
 vocabulary, where special ids are rare. Let `key` be the CRC-32 of the prompt's ids, each as 4 bytes, little endian,
 followed by the seed as 8 bytes (two's complement, little endian) if the request has one. Output token i, counted from 0, is
 
     first + (key + 7919 * i) % span
 
-The model's EOS ids are stepped over: in their place comes the next id up (in `span`, round the corner) that is none.
-So are, as long as i < min_tokens, the request's stop ids. With `eos_after` = N, EOS is output token max(N - 1, min_tokens):
-the tokenizer's where the server knows it, else the first of the model's.
+EOS ids of the model are skipped: the next higher id that is not an EOS id (modulo `span`) takes their place. While
+i < min_tokens, the stop ids of the request are skipped too. With `eos_after` = N, output token max(N - 1, min_tokens) is
+EOS: the tokenizer's if the server knows it, else the model's first.
 
-Nothing else of the sampling parameters changes a token: the formula stands for the sampler's result. Sequences of one
-request (n > 1) are equal without a seed; with one they differ, as vLLM gives sequence i the seed plus i.
+No other sampling parameter changes a token; the formula is the result of sampling. Sequences of one request (n > 1) are
+identical without a seed; with a seed they differ, because vLLM adds i to the seed of sequence i.
 
-Log probabilities. The token at index i has the rank r(i) = 1 + i % 3, so that with logprobs=1 it often is not the top
-token. The id of rank q beside it is (token + q - r(i)) % V, and rank q has the log probability -0.75 * q, which float32
-holds exactly. For the prompt's tokens, i is the position in the prompt, and there is no entry for position 0.
+Log probabilities. The token at index i has the rank r(i) = 1 + i % 3, so with logprobs=1 it is often not the top token.
+The id at rank q is (token + q - r(i)) % V, and rank q has the log probability -0.75 * q, which float32 represents
+exactly. For prompt tokens, i is the position in the prompt, and position 0 has no entry.
 """
 
 import array
@@ -27,34 +27,34 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 STRIDE: Final = 7919
-"""From one output token to the next, in ids; a prime, so that an id comes again only after the whole span."""
+"""Distance between consecutive output tokens, in ids; a prime, so that ids repeat only after the whole span."""
 
 RANKS: Final = 3
-"""The ranks of the tokens go round from 1 to this one."""
+"""The ranks of consecutive tokens cycle from 1 to this number."""
 
 LOGPROB_PER_RANK: Final = -0.75
-"""Log probability of rank 1; rank q has q times as much."""
+"""Log probability of rank 1; that of rank q is q times as large."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What the formula needs to know of the model."""
+    """The properties of the model that the formula depends on."""
 
     size: int
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if all(token in self.eos_token_ids for token in range(self.first, self.first + self.span)):
-            raise ValueError(f"a vocabulary of {self.size} has no ids for the formula")
+            raise ValueError(f"a vocabulary of {self.size} ids is too small for the formula")
 
     @property
     def first(self) -> int:
-        """The lowest id that the formula gives."""
+        """The lowest id that the formula uses."""
         return self.size // 4
 
     @property
     def span(self) -> int:
-        """The number of ids that the formula gives, from `first` on."""
+        """The number of ids that the formula uses, from `first` on."""
         return self.size // 2
 
 
@@ -74,6 +74,18 @@ class OutputSequence:
         eos_after: int | None = None,
         eos_token_id: int | None = None,
     ) -> None:
+        """Create the sequence of a request.
+
+        Args:
+            vocabulary: the ids that the formula uses.
+            prompt_token_ids: the prompt.
+            seed: the request's seed, to which vLLM has added the index of the sequence.
+            min_tokens: number of output tokens before which no stop id occurs.
+            stop_token_ids: the request's stop ids.
+            eos_after: output length, EOS included, at which EOS occurs; None means never.
+            eos_token_id: the tokenizer's EOS id; None means the model's first.
+
+        """
         self._first = vocabulary.first
         self._span = vocabulary.span
         self._key = prompt_key(prompt_token_ids, seed=seed)
@@ -94,13 +106,13 @@ class OutputSequence:
 
     def _next_allowed(self, token: int, index: int) -> int:
         stops = self._stops if index < self._min_tokens else frozenset()
-        after = [self._first + (token - self._first + shift) % self._span for shift in range(1, self._span)]
-        possible = [candidate for candidate in after if candidate not in self._avoided]
+        following = [self._first + (token - self._first + shift) % self._span for shift in range(1, self._span)]
+        possible = [candidate for candidate in following if candidate not in self._avoided]
         return next((candidate for candidate in possible if candidate not in stops), possible[0] if possible else token)
 
 
 def prompt_key(prompt_token_ids: Iterable[int], *, seed: int | None = None) -> int:
-    """Return the number that the formula takes from the prompt and the seed."""
+    """Return the formula's key for a prompt and a seed."""
     ids = array.array("I", prompt_token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
@@ -120,9 +132,19 @@ def expected_tokens(
     eos_after: int | None = None,
     ignore_eos: bool = False,
 ) -> list[int]:
-    """Return the tokens of a request with max_tokens `count`: up to an EOS or stop id, which is included.
+    """Return the output tokens of a request, up to and including an EOS or stop id.
 
-    `eos_token_ids` are those of the model's configuration; the first one is the EOS that comes at `eos_after`.
+    Args:
+        prompt_token_ids: the prompt.
+        count: the request's max_tokens.
+        vocab_size: size of the vocabulary.
+        eos_token_ids: EOS ids of the model's configuration; the first one occurs at `eos_after`.
+        seed: the request's seed.
+        min_tokens: the request's min_tokens.
+        stop_token_ids: the request's stop ids.
+        eos_after: the device's option of this name.
+        ignore_eos: the request's ignore_eos.
+
     """
     sequence = OutputSequence(
         Vocabulary(size=vocab_size, eos_token_ids=tuple(eos_token_ids)),
@@ -140,7 +162,7 @@ def expected_tokens(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """The log probabilities at one token: its own, and the top k as (id, log probability), best first."""
+    """The log probabilities of one token: its own, and the top k as (id, log probability), most likely first."""
 
     token_id: int
     logprob: float
@@ -149,14 +171,22 @@ class TokenLogprobs:
 
 
 def rank_at(index: int) -> int:
-    """Return the rank of the token at `index` of the output, or of the prompt."""
+    """Return the rank of the token at an index of the output or of the prompt."""
     return 1 + index % RANKS
 
 
 def expected_logprobs(
     token_ids: Iterable[int], top: int, *, vocab_size: int, first_index: int = 0
 ) -> list[TokenLogprobs]:
-    """Return the log probabilities of output tokens, the first of which has the index `first_index`."""
+    """Return the log probabilities of output tokens.
+
+    Args:
+        token_ids: consecutive output tokens.
+        top: number of top tokens per token.
+        vocab_size: size of the vocabulary.
+        first_index: index of the first token in the output.
+
+    """
     return [
         TokenLogprobs(
             token_id=token,
@@ -171,6 +201,13 @@ def expected_logprobs(
 
 
 def expected_prompt_logprobs(prompt_token_ids: Iterable[int], top: int, *, vocab_size: int) -> list[TokenLogprobs]:
-    """Return the log probabilities of the prompt's tokens from the second one on; the first has none."""
+    """Return the log probabilities of the prompt tokens from the second one on; the first has none.
+
+    Args:
+        prompt_token_ids: the prompt.
+        top: number of top tokens per token.
+        vocab_size: size of the vocabulary.
+
+    """
     rest = itertools.islice(prompt_token_ids, 1, None)
     return expected_logprobs(rest, top, vocab_size=vocab_size, first_index=1)

@@ -1,4 +1,4 @@
-"""A model's folder that is just large enough for the simulated device."""
+"""A model folder with only what the simulated device needs."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,18 @@ from pathlib import Path
 def write_model_folder(
     path: str | Path, *, vocab_size: int = 32_000, max_position_embeddings: int = 32_768, eos_token_id: int | None = 2
 ) -> Path:
-    """Write a small config.json into the folder `path`, which is made if missing, and return the folder."""
+    """Write the config.json of a small Llama model.
+
+    Args:
+        path: the model folder; created if it does not exist.
+        vocab_size: number of token ids.
+        max_position_embeddings: maximum number of prompt and output tokens.
+        eos_token_id: EOS id of the model; None for a model without one.
+
+    Returns:
+        The model folder.
+
+    """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     config = {

@@ -1,4 +1,4 @@
-"""What can be set on the simulated device, and how it is written: `step_ms=10,eos_after=32`."""
+"""The options of the simulated device and their command-line form: `step_ms=10,eos_after=32`."""
 
 import dataclasses
 import math
@@ -8,44 +8,44 @@ from typing import Any, Final
 
 
 class SimulatedDeviceError(ValueError):
-    """An option or an engine argument that the device cannot follow; the message is one line for a person."""
+    """An option or an engine argument that the device does not support. The message is one line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatedDeviceOptions:
-    """Options of the simulated device. Steps count from 1, in each data-parallel rank for itself."""
+    """Options of the simulated device. Steps are counted from 1, separately in each data-parallel rank."""
 
     step_ms: float = 10.0
-    """Milliseconds that the device works on a step, besides prefill. 0 means as fast as the host can."""
+    """Duration of a step without prefill, in milliseconds. 0 means as fast as possible."""
 
     prefill_us_per_token: float = 0.0
-    """Microseconds added to a step per prompt token computed in it; also settable as prefill_tokens_per_s."""
+    """Microseconds that each prompt token adds to its step; prefill_tokens_per_s is the reciprocal."""
 
     eos_after: int | None = None
-    """Output length, EOS included, at which EOS comes. None means never: sequences run to max_tokens."""
+    """Output length, EOS included, at which EOS occurs. None means never: sequences run to max_tokens."""
 
     async_scheduling: bool = False
-    """Whether vLLM schedules a step while the one before is still on the device, as it does on GPUs."""
+    """Whether vLLM schedules a step while the previous one is still running, as it does on GPUs."""
 
     fail_at_step: int | None = None
-    """The step that raises, which ends the engine."""
+    """The step that raises an exception, which ends the engine."""
 
     hang_at_step: int | None = None
-    """The step that never comes back."""
+    """The step that never completes."""
 
     error_request_at_step: int | None = None
-    """The step in which the first request of the batch finishes with "error"; the others do not notice."""
+    """The step in which the first request of the batch finishes with "error"; other requests are not affected."""
 
     error_prompt_id: int | None = None
-    """Every request whose prompt begins with this id finishes with "error" in place of its second token."""
+    """Requests whose prompt begins with this id finish with "error" instead of a second token."""
 
     step_log: str | None = None
-    """File that gets one JSON line per step (see `step_log`); it is emptied at the start."""
+    """File that one JSON line per step is written to (see `step_log`); truncated at start-up."""
 
     def __post_init__(self) -> None:
         if self.fail_at_step is not None and self.hang_at_step is not None:
             raise SimulatedDeviceError(
-                "fail_at_step and hang_at_step exclude each other: the first one ends the engine"
+                "fail_at_step and hang_at_step are mutually exclusive: the first one ends the engine"
             )
         end = self.fail_at_step or self.hang_at_step
         if end is not None and self.error_request_at_step is not None and self.error_request_at_step >= end:
@@ -55,7 +55,15 @@ class SimulatedDeviceOptions:
 
 
 def parse(text: str) -> SimulatedDeviceOptions:
-    """Read options written as `name=value,name=value`; an empty text means all defaults."""
+    """Parse options of the form `name=value,name=value`; an empty text means all defaults.
+
+    Returns:
+        The options.
+
+    Raises:
+        SimulatedDeviceError: an option is unknown, given twice, has an invalid value or conflicts with another.
+
+    """
     given: dict[str, Any] = {}
     for part in text.split(",") if text.strip() else []:
         name, separator, value = (piece.strip() for piece in part.partition("="))
@@ -71,7 +79,7 @@ def parse(text: str) -> SimulatedDeviceOptions:
             raise SimulatedDeviceError(f"simulated device option {name}={value}: expected {error}") from None
     if (rate := given.pop("prefill_tokens_per_s", None)) is not None:
         if "prefill_us_per_token" in given:
-            raise SimulatedDeviceError("prefill_us_per_token and prefill_tokens_per_s exclude each other")
+            raise SimulatedDeviceError("prefill_us_per_token and prefill_tokens_per_s are mutually exclusive")
         given["prefill_us_per_token"] = 1e6 / rate
     return SimulatedDeviceOptions(**given)
 
@@ -98,7 +106,7 @@ def _is_number(text: str) -> bool:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ValueError("a whole number, 1 or more")
+        raise ValueError("an integer, 1 or more")
     return int(text)
 
 
@@ -116,7 +124,7 @@ def _switch(text: str) -> bool:
 
 def _path(text: str) -> str:
     if not text:
-        raise ValueError("a file's path")
+        raise ValueError("the path of a file")
     return str(Path(text).expanduser().absolute())
 
 

@@ -1,8 +1,8 @@
-"""vLLM's schedulers, taught to end a request with "error" when the device says so.
+"""vLLM's schedulers, extended to finish a request with "error" when the device reports one.
 
-In vLLM a request ends with "error" when its KV cache could not be received from another engine. The device reports such
-a failure by the request's id; vLLM itself minds it only while the request waits for the transfer, these classes always.
-The executor puts them in place only when an option asks for errors.
+vLLM finishes a request with "error" when its KV cache could not be received from another engine. The device reports such
+a failure by the request's id. vLLM handles it only while the request waits for the transfer; these classes handle it at any
+time. The executor installs them only if an option requires errors.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ if not hasattr(Scheduler, "_handle_failed_recving"):
     raise ImportError("this vLLM's scheduler has no _handle_failed_recving: the simulated device cannot fail requests")
 
 
-class _ErrsByRequest:
+class _FailsRequests:
     requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -26,9 +26,9 @@ class _ErrsByRequest:
         return {request_id for request_id in failed_req_ids if request_id in self.requests}
 
 
-class ErrorScheduler(_ErrsByRequest, Scheduler):  # type: ignore[misc]
-    """The ordinary scheduler."""
+class ErrorScheduler(_FailsRequests, Scheduler):  # type: ignore[misc]
+    """The scheduler without `async_scheduling`."""
 
 
-class ErrorAsyncScheduler(_ErrsByRequest, AsyncScheduler):  # type: ignore[misc]
-    """The scheduler of `async_scheduling`."""
+class ErrorAsyncScheduler(_FailsRequests, AsyncScheduler):  # type: ignore[misc]
+    """The scheduler with `async_scheduling`."""

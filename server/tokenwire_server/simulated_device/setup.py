@@ -1,4 +1,4 @@
-"""Puts the simulated device into vLLM's engine arguments, and names what it cannot honour."""
+"""Sets up vLLM's engine arguments for the simulated device, and finds what the device does not support."""
 
 import dataclasses
 import json
@@ -8,14 +8,16 @@ from typing import Any, Final
 from tokenwire_server.simulated_device.options import SimulatedDeviceError, SimulatedDeviceOptions
 
 CONFIG_KEY: Final = "simulated_device"
-"""Where the options are in vLLM's `additional_config`; the engine process reads them there."""
+"""Key of the options in vLLM's `additional_config`, from which the engine process reads them."""
 
 _EXECUTOR: Final = "tokenwire_server.simulated_device.executor.SimulatedExecutor"
 _BLOCK_SIZE: Final = 16
+"""Tokens per KV cache block: vLLM's default on GPUs."""
 _NUM_BLOCKS: Final = 65_536
+"""Enough for a million tokens; blocks cost no memory on the device."""
 
-# Engine arguments that ask for work of a real device, with the only value that the simulated one can follow.
-_REFUSED_ARGUMENTS: Final[dict[str, Any]] = {
+# Engine arguments that require a real device, with the only value that the simulated device supports.
+_UNSUPPORTED_ARGUMENTS: Final[dict[str, Any]] = {
     "speculative_config": None,
     "enable_lora": False,
     "kv_transfer_config": None,
@@ -26,9 +28,10 @@ _REFUSED_ARGUMENTS: Final[dict[str, Any]] = {
     "pipeline_parallel_size": 1,
 }
 
-# Sampling parameters that promise something about the tokens which the formula does not keep, or ask for scores that it
-# does not define. What only shapes chances (temperature, top_p, penalties, ...) is accepted and has no effect.
-_REFUSED_FIELDS: Final = (
+# Sampling parameters that guarantee something about the tokens which the formula does not guarantee, or that request
+# scores which it does not define. Parameters that only change probabilities (temperature, top_p, penalties, ...) are
+# accepted and have no effect.
+_UNSUPPORTED_FIELDS: Final = (
     "structured_outputs",
     "bad_words",
     "_bad_words_token_ids",
@@ -42,17 +45,21 @@ _REFUSED_FIELDS: Final = (
 
 
 def configure(engine_args: Any, options: SimulatedDeviceOptions) -> None:
-    """Set up vLLM's AsyncEngineArgs for the simulated device; arguments that it cannot follow are refused.
+    """Set up vLLM's AsyncEngineArgs for the simulated device, in place.
 
-    The KV cache has 65,536 blocks of 16 tokens unless `num_gpu_blocks_override` and `block_size` say otherwise.
+    The KV cache has 65,536 blocks of 16 tokens unless `num_gpu_blocks_override` and `block_size` are set.
+
+    Raises:
+        SimulatedDeviceError: an engine argument or an option is not supported, or the step log cannot be written.
+
     """
-    for name, possible in _REFUSED_ARGUMENTS.items():
-        if getattr(engine_args, name, possible) not in (None, possible):
-            raise SimulatedDeviceError(f"the simulated device cannot honour --{name.replace('_', '-')}")
+    for name, supported in _UNSUPPORTED_ARGUMENTS.items():
+        if getattr(engine_args, name, supported) not in (None, supported):
+            raise SimulatedDeviceError(f"the simulated device does not support --{name.replace('_', '-')}")
     if options.eos_after is not None and not _may_have_eos(Path(engine_args.model)):
-        raise SimulatedDeviceError(f"eos_after needs an eos_token_id in {engine_args.model}/config.json")
+        raise SimulatedDeviceError(f"eos_after requires an eos_token_id in {engine_args.model}/config.json")
     if options.step_log is not None:
-        _empty(Path(options.step_log))
+        _truncate(Path(options.step_log))
     engine_args.distributed_executor_backend = _EXECUTOR
     engine_args.additional_config = {**(engine_args.additional_config or {}), CONFIG_KEY: dataclasses.asdict(options)}
     engine_args.async_scheduling = options.async_scheduling
@@ -66,19 +73,19 @@ def configure(engine_args: Any, options: SimulatedDeviceOptions) -> None:
 
 
 def unsupported(sampling_params: Any) -> str | None:
-    """Return the name of the first field of vLLM's SamplingParams that the device cannot honour, if any."""
-    for name in _REFUSED_FIELDS:
+    """Return the first field of vLLM's SamplingParams that is set but not supported; None if there is none."""
+    for name in _UNSUPPORTED_FIELDS:
         if getattr(sampling_params, name, None):
             return "bad_words" if name == "_bad_words_token_ids" else name
-    # An array, whose truth is not defined.
+    # An array, which has no truth value.
     if getattr(sampling_params, "prompt_logprob_token_ids", None) is not None:
         return "prompt_logprob_token_ids"
-    # The whole vocabulary.
+    # -1 means the whole vocabulary.
     return next((name for name in ("logprobs", "prompt_logprobs") if getattr(sampling_params, name) == -1), None)
 
 
 def _may_have_eos(folder: Path) -> bool:
-    """Return whether an EOS id is known for the model, or may be: a tokenizer has one, a model's name says nothing."""
+    """Return whether the model has, or may have, an EOS id: a tokenizer has one; of a Hub name it is not known."""
     if not (folder / "config.json").is_file() or (folder / "tokenizer_config.json").is_file():
         return True
     for name in ("config.json", "generation_config.json"):
@@ -89,7 +96,7 @@ def _may_have_eos(folder: Path) -> bool:
     return False
 
 
-def _empty(path: Path) -> None:
+def _truncate(path: Path) -> None:
     try:
         path.write_bytes(b"")
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The step log: one JSON line per step, written when the step begins. Tests read it in place of a clock.
+"""The step log: one JSON line per step, written when the step begins. Tests wait for its lines instead of sleeping.
 
-All data-parallel ranks append to the same file; a line is written in one piece.
+All data-parallel ranks append to the same file, each line with one write.
 """
 
 import os
@@ -11,28 +11,28 @@ import msgspec
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device was given for one step. Ids are the engine's internal ones."""
+    """A step as scheduled by the engine. Request ids are internal ids."""
 
     step: int
-    """The step's number in its rank, from 1. A call that only drops requests repeats the last step's number."""
+    """Number of the step in its rank, from 1. A call that only drops requests has the number of the last step."""
 
     rank: int
     """The data-parallel rank."""
 
     tokens: dict[str, int]
-    """Tokens computed in this step, by request; empty when the call only drops requests."""
+    """Number of tokens computed in this step, by request; empty if the call only drops requests."""
 
     prefill: dict[str, int]
-    """Of these, prompt tokens (and tokens computed again after a preemption); requests with none are left out."""
+    """Of these, prompt tokens and tokens recomputed after a preemption; without requests that have none."""
 
     held: list[str]
-    """All requests that the device knows in this step, those that wait included."""
+    """All requests on the device in this step, including those without scheduled tokens."""
 
     dropped: list[str]
-    """Requests that the engine dropped just before this step: finished or aborted."""
+    """Requests that the engine removed before this step: finished or aborted."""
 
     def holds(self, request_id: str) -> bool:
-        """Return whether the device knew a sequence of the request with this external or internal id."""
+        """Return whether a sequence of the request with this external or internal id was on the device."""
         return any(belongs(internal, request_id) for internal in self.held)
 
     def computes(self, request_id: str) -> int:
@@ -41,15 +41,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def belongs(internal_id: str, request_id: str) -> bool:
-    """Return whether an internal id is `request_id`, or vLLM made it from it.
+    """Return whether an internal id is `request_id` or derived from it.
 
-    vLLM appends a dash and 8 hexadecimal digits, and puts the sequence's index and _ in front when n > 1.
+    vLLM appends "-" and 8 hexadecimal digits, and for n > 1 prepends the index of the sequence and "_".
     """
     return re.fullmatch(rf"(\d+_)?{re.escape(request_id)}(-[0-9a-f]{{8}})?", internal_id) is not None
 
 
 class StepLogWriter:
-    """Appends steps to the file."""
+    """Appends steps to a log."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -65,7 +65,7 @@ class StepLogWriter:
 
 
 def read(path: str | Path) -> list[Step]:
-    """Return the steps so far; a line that is being written is left for the next call."""
+    """Return the steps in a log, without an incomplete last line."""
     *lines, _ = Path(path).read_bytes().split(b"\n")
     decoder = msgspec.json.Decoder(Step)
     return [decoder.decode(line) for line in lines]

@@ -1,6 +1,6 @@
-"""Reflection, which lets grpcurl and `buf curl` call the server without proto files.
+"""Server reflection, so that grpcurl and `buf curl` can call the server without proto files.
 
-grpcio has v1alpha alone; v1, which newer tools ask for first, has the same messages under another name.
+grpcio-reflection implements v1alpha only. Newer tools try v1 first, which has the same messages in another package.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ V1ALPHA: str = reflection.SERVICE_NAME
 
 
 def add(server: grpc.aio.Server, names: Iterable[str]) -> None:
-    """Serve reflection of the named services, and of itself, in both versions."""
+    """Serve reflection v1 and v1alpha for the named services and for reflection itself."""
     servicer = reflection.aio.ReflectionServicer((*names, V1, V1ALPHA), pool=_Pool())
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -28,7 +28,7 @@ def add(server: grpc.aio.Server, names: Iterable[str]) -> None:
 
 
 class _Pool:
-    """The pool of all descriptors, as the servicer asks it: with v1 itself, and with methods, which protobuf's lacks."""
+    """protobuf's default descriptor pool, plus reflection v1 and look-up of methods as symbols, which protobuf lacks."""
 
     def __init__(self) -> None:
         pool = descriptor_pool.Default()
@@ -40,7 +40,12 @@ class _Pool:
         self.FindAllExtensions = pool.FindAllExtensions
 
     def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:  # noqa: N802  # protobuf's name
-        """Return the file that a symbol is in. Raises KeyError."""
+        """Return the file that defines a symbol.
+
+        Raises:
+            KeyError: no file defines it.
+
+        """
         try:
             return self._find(symbol)
         except KeyError:
@@ -53,7 +58,7 @@ class _Pool:
 
 
 def _add_v1(pool: descriptor_pool.DescriptorPool) -> None:
-    # Tools ask for a description of each service that is listed.
+    # Tools describe each listed service, reflection v1 among them.
     try:
         pool.FindServiceByName(V1)
     except KeyError:

@@ -1,4 +1,4 @@
-"""The gRPC server: options, listening, health and reflection."""
+"""The gRPC server: channel options, listening address, health and reflection."""
 
 import contextlib
 import ipaddress
@@ -27,52 +27,57 @@ _OPEN_SERVICES = {
     "health": (health.SERVICE_NAME,),
     "reflection": (reflection.V1, reflection.V1ALPHA),
 }
-"""Full names of the services behind each name of the option --open-services."""
+"""Full service names for each value of --open-services."""
 
 _MIN_PING_INTERVAL_MS = 5_000
+"""A ping that comes sooner is a strike; gRPC's default of 300,000 ms is far above what clients use."""
+_KEEPALIVE_TIME_MS = 30_000
+_KEEPALIVE_TIMEOUT_MS = 20_000
+"""gRPC's own default: how long a ping may stay unanswered before the connection is closed."""
 _PROBE_TIMEOUT = 1.0
-"""Seconds for a server that may listen on our UNIX socket to take a connection: one that is stopped takes none."""
+"""Seconds for a server that may be listening on the UNIX socket to accept a connection; a suspended one never does."""
 
 
 class Service(NamedTuple):
-    """A service to serve."""
+    """A service of the server."""
 
     name: str
-    """Full name, as health and reflection report it."""
+    """Full name, as in health and reflection."""
     add_to: Callable[[grpc.aio.Server], None]
-    """Adds it to a server that has not started."""
+    """Registers its servicer with a server that has not started."""
 
 
 class BindError(Exception):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_receive_message_bytes),
         ("grpc.max_send_message_length", config.max_send_message_bytes),
-        # A second server on the port must fail, not share the callers.
+        # A second server on the same port must fail instead of sharing the connections.
         ("grpc.so_reuseport", 0),
-        # A unary call is silent while the engine works: callers' keepalive pings must not count as abuse, which would
-        # end the whole connection. The often-copied `min_recv_ping_interval...` is no option and silently ignored.
+        # A unary call sends nothing while the engine works. Keepalive pings of clients must not count as ping strikes,
+        # which close the connection. `grpc.http2.min_recv_ping_interval_without_data_ms`, which many examples set, does
+        # not exist and is silently ignored.
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Finds callers that vanished without closing, so that their requests leave the engine.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        # Detects clients that disappeared without closing the connection, so that their requests are aborted.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
 class Transport:
-    """The listening server: the services that it is given, health and reflection."""
+    """The gRPC server: the services that it is given, health and reflection."""
 
     def __init__(self, config: ServerConfig, services: Iterable[Service]) -> None:
-        """Make a server; `start` makes it listen.
+        """Create a server that does not listen yet; call `start`.
 
         Args:
-            config: where and how to listen.
+            config: address, TLS, tokens and message size limits.
             services: the services to serve.
 
         """
@@ -83,7 +88,7 @@ class Transport:
         self._server = grpc.aio.server(options=_options(config), interceptors=self._interceptors())
         self._health = HealthServicer()
         self.address = ""
-        """Where the server listens, in gRPC's notation; known after `start`."""
+        """Address that the server listens on, in gRPC's notation; set by `start`."""
         for service in services:
             service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -96,11 +101,11 @@ class Transport:
         return [TokenInterceptor(self._tokens, open_services), DecodingInterceptor()]
 
     async def start(self) -> None:
-        """Listen, with health NOT_SERVING.
+        """Start listening, with health NOT_SERVING.
 
         Raises:
-            AccessError: a file of certificates or tokens cannot be used.
-            BindError: the address cannot be listened on.
+            AccessError: a certificate, key or token file cannot be used.
+            BindError: the server cannot listen on the address.
 
         """
         await self.set_serving(False)
@@ -125,10 +130,12 @@ class Transport:
                 return self._server.add_insecure_port(address)
             return self._server.add_secure_port(address, credentials)
         except RuntimeError:
-            raise BindError(f"cannot listen on {address}: the address is in use or not one of this machine's") from None
+            raise BindError(
+                f"cannot listen on {address}: the address is in use or does not belong to this machine"
+            ) from None
 
-    async def set_serving(self, serving: bool) -> None:  # noqa: FBT001  # the one thing it says
-        """Tell health's callers and watchers."""
+    async def set_serving(self, serving: bool) -> None:  # noqa: FBT001  # its only parameter
+        """Set the health of all services to SERVING or NOT_SERVING and notify watchers."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, status)
@@ -139,7 +146,7 @@ class Transport:
             await self._tokens.watch()
 
     async def stop(self, grace: float) -> None:
-        """Stop listening, and cancel calls that still run after `grace` seconds."""
+        """Stop listening, wait at most `grace` seconds for running calls and cancel the rest."""
         await self._server.stop(grace)
         if self._config.uds is not None:
             _remove(self._config.uds)
@@ -147,15 +154,15 @@ class Transport:
 
 @contextlib.contextmanager
 def _socket_mode(config: ServerConfig) -> Iterator[None]:
-    """Give the UNIX socket that is made in the block its file mode, from its first moment on."""
+    """Create the UNIX socket inside this block with its file mode; a chmod afterwards would leave a gap."""
     if config.uds is None:
         yield
         return
-    before = os.umask(0o777 & ~config.uds_mode)
+    previous = os.umask(0o777 & ~config.uds_mode)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous)
 
 
 def _warn_if_exposed(config: ServerConfig) -> None:
@@ -163,13 +170,13 @@ def _warn_if_exposed(config: ServerConfig) -> None:
         return
     if config.tls_cert is None and config.token_file is None:
         logger.warning(
-            "listening on %s without TLS and without tokens: all who reach it can use the engine, and end and read each"
-            " other's requests (--tls-cert, --tls-client-ca, --token-file)",
+            "listening on %s without TLS and without tokens: anyone on this network can use the engine, abort any request"
+            " and read the traffic (--tls-cert, --tls-client-ca, --token-file)",
             config.host,
         )
     elif config.tls_cert is None:
         logger.warning(
-            "listening on %s without TLS: tokens and requests can be read on their way (--tls-cert)", config.host
+            "listening on %s without TLS: tokens and requests can be read in transit (--tls-cert)", config.host
         )
 
 
@@ -185,10 +192,15 @@ def _remove(path: str) -> None:
 
 
 def _remove_stale_socket(path: pathlib.Path) -> None:
-    """Remove the socket of a server that is gone; leave one that answers, and any other file."""
+    """Remove a socket that no server listens on.
+
+    Raises:
+        BindError: a server listens on the socket, or the path is another kind of file.
+
+    """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise BindError(f"cannot listen on unix:{path}: a file that is no socket is there")
+            raise BindError(f"cannot listen on unix:{path}: the path exists and is not a socket")
     except FileNotFoundError:
         return
     except OSError as error:
@@ -201,7 +213,7 @@ def _remove_stale_socket(path: pathlib.Path) -> None:
             path.unlink(missing_ok=True)
             return
         except (BlockingIOError, TimeoutError):
-            pass  # nobody takes the connection, but somebody listens
+            pass  # the server is busy or suspended, but it listens
         except OSError as error:
             raise BindError(f"cannot listen on unix:{path}: {error.strerror or error}") from None
-    raise BindError(f"cannot listen on unix:{path}: another server listens there")
+    raise BindError(f"cannot listen on unix:{path}: another server is listening on it")

@@ -6,7 +6,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from tokenwire.v1 import generation_pb2, logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
-from tokenwire_server.conversion.outputs import LogprobColumns
+from tokenwire_server.conversion.logprobs import LogprobColumns
 
 _VALUES_PER_EVENT = 10
 """What a message of an accepted, ended or refused request counts as: it takes some 600 bytes, a value some 60."""

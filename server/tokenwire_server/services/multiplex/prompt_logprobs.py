@@ -1,4 +1,4 @@
-"""Prompt log probabilities in parts that do not hold up the stream's other requests."""
+"""Splits prompt log probabilities into messages that are small enough not to delay the stream's other requests."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,11 @@ from tokenwire.v1 import logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 
 VALUES_PER_PART = 16_384
-"""Further ids and values in one part: about 150 kB."""
+"""Maximum number of top tokens in a part, which makes about 150 kB on the wire."""
 
 
 def parts(handle: int, message: logprobs_pb2.PromptLogprobs) -> Iterator[pb.MultiplexPromptLogprobs]:
-    """Cut a request's prompt log probabilities into messages, in order."""
+    """Yield the prompt log probabilities of a request in parts, in order of position."""
     k = message.top_k
     positions = max(1, VALUES_PER_PART // max(1, k))
     total = len(message.logprobs)

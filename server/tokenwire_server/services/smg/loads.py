@@ -1,4 +1,4 @@
-"""What VllmEngine's GetLoads says."""
+"""The response of VllmEngine's GetLoads."""
 
 import datetime as dt
 import time
@@ -9,8 +9,8 @@ from smg_grpc_proto import vllm_engine_pb2 as smg
 
 from tokenwire.v1 import engine_info_pb2, engine_load_pb2
 
-_SHORTEST_INTERVAL = 1.0
-"""Seconds; a rate over less would tell of single steps."""
+_MIN_INTERVAL = 1.0
+"""Seconds over which a rate is measured at least; below that it would depend on single engine steps."""
 
 
 class _Reading(NamedTuple):
@@ -19,21 +19,22 @@ class _Reading(NamedTuple):
 
 
 class Loads:
-    """Makes the answers; a rank's throughput is that since the reading before, a second ago or longer."""
+    """Builds the responses. A rank's throughput is measured since its previous reading, at least a second earlier."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make a reporter; `clock` gives seconds."""
+        """Create a builder without readings; `clock` returns seconds."""
         self._clock = clock
         self._readings: dict[int, _Reading] = {}
         self._throughputs: dict[int, float] = {}
 
     def response(self, info: engine_info_pb2.EngineInfo, load: engine_load_pb2.EngineLoad, rank: int | None) -> Any:
-        """Return the answer.
+        """Return the response to GetLoads.
 
         Args:
-            info: the engine.
-            load: its load. Without statistics, the live requests count as those of the first rank.
-            rank: the one rank that is asked for; None means all.
+            info: the contract's description of the engine.
+            load: the load of the engine. If the engine records no statistics, all live requests are reported as running
+                requests of rank 0.
+            rank: the requested data-parallel rank; None means all.
 
         """
         response = smg.GetLoadsResponse(
@@ -66,10 +67,10 @@ class Loads:
 
     def _throughput(self, load: engine_load_pb2.RankLoad) -> float:
         rank, tokens, now = load.data_parallel_rank, load.generation_tokens, self._clock()
-        before = self._readings.get(rank)
-        if before is None:
+        previous = self._readings.get(rank)
+        if previous is None:
             self._readings[rank] = _Reading(now, tokens)
-        elif (interval := now - before.seconds) >= _SHORTEST_INTERVAL:
-            self._throughputs[rank] = (tokens - before.generation_tokens) / interval
+        elif (interval := now - previous.seconds) >= _MIN_INTERVAL:
+            self._throughputs[rank] = (tokens - previous.generation_tokens) / interval
             self._readings[rank] = _Reading(now, tokens)
         return self._throughputs.get(rank, 0.0)

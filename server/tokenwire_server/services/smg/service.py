@@ -86,7 +86,7 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
         """Say what the model is."""
         async with errors.boundary(context, "GetModelInfo"):
             engine = self._state.ready().engine
-            return info.model_info(engine.info(), engine.facts, engine.limits)
+            return info.model_info(engine.info(), engine.model_info, engine.limits)
 
     async def GetServerInfo(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
         """Say what the server is."""
@@ -94,7 +94,7 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
             engine, registry = self._state.ready()
             return info.server_info(
                 engine.info(),
-                engine.facts,
+                engine.model_info,
                 num_live_requests=len(registry),
                 uptime_seconds=time.monotonic() - self._start,
             )
@@ -134,8 +134,8 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
 
     def _model_tokenizer(self) -> ModelTokenizer:
         if self._tokenizer is None:
-            facts = self._state.ready().engine.facts
-            self._tokenizer = ModelTokenizer(facts.tokenizer, facts.tokenizer_revision)
+            model = self._state.ready().engine.model_info
+            self._tokenizer = ModelTokenizer(model.tokenizer, model.tokenizer_revision)
         return self._tokenizer
 
 

@@ -1,7 +1,7 @@
 """Ends sequences at their stop strings.
 
-The gateway finds stop strings in its own text too, but reads a request to its end all the same, and counts all of its
-tokens: it relies on the engine to end there.
+The gateway matches stop strings in its own text too, but then still reads the request to its end and counts all of its
+tokens: it relies on the engine to stop there.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from tokenwire_server.errors import invalid_field
 
 _MAX_STRINGS = 1024
 _MAX_CHARACTERS = 65_536
-"""Of all together. Stop strings are looked for on the event loop, where a million of them would hold up all requests."""
+"""Characters of all stop strings. They are matched on the event loop, where a million would delay all requests."""
 
 
 def check(params: Any) -> None:
     """Check the stop strings of VllmEngine's sampling parameters.
 
     Raises:
-        RequestError: one is empty, or they are too many or too long, INVALID_FIELD.
+        RequestError: INVALID_FIELD, a stop string is empty, or there are too many or too long ones.
 
     """
     if len(params.stop) > _MAX_STRINGS or sum(map(len, params.stop)) > _MAX_CHARACTERS:
         raise invalid_field(
             "sampling_params.stop",
-            f"must hold at most {_MAX_STRINGS} strings of {_MAX_CHARACTERS} characters together",
+            f"must contain at most {_MAX_STRINGS} strings and {_MAX_CHARACTERS} characters in total",
         )
     for position, stop in enumerate(params.stop):
         if not stop:
@@ -34,13 +34,13 @@ def check(params: Any) -> None:
 
 
 class StopStrings:
-    """The stop strings of a request, looked for in the text of each of its sequences."""
+    """Matches the stop strings of a request in the text of each of its sequences."""
 
     def __init__(self, tokenizer: TextTokenizer, prompt_token_ids: Sequence[int], params: Any) -> None:
-        """Make a watch.
+        """Create a matcher for one request.
 
         Args:
-            tokenizer: the model's.
+            tokenizer: the tokenizer of the model.
             prompt_token_ids: the prompt.
             params: VllmEngine's sampling parameters.
 
@@ -51,10 +51,10 @@ class StopStrings:
         self._assemblers: dict[int, TextAssembler] = {}
 
     def cut(self, output: pb.SequenceOutput) -> str | None:
-        """End a sequence's output with the token that completes a stop string.
+        """Truncate an output after the token that completes a stop string, and set its finish reason to STOP.
 
         Returns:
-            The stop string; None where none is complete, and the output is as it was.
+            The stop string; None if no stop string is complete, in which case the output is unchanged.
 
         """
         assembler = self._assembler(output.index)
@@ -62,7 +62,7 @@ class StopStrings:
         assembler.push(output.token_ids, ends_with_stop_token=output.finish_reason == pb.FINISH_REASON_STOP)
         if assembler.matched is None:
             return None
-        _shorten(output, len(assembler.token_ids) - before)
+        _truncate(output, len(assembler.token_ids) - before)
         output.finish_reason = pb.FINISH_REASON_STOP
         output.ClearField("stop_token_id")
         return assembler.matched
@@ -80,7 +80,7 @@ class StopStrings:
         return found
 
 
-def _shorten(output: pb.SequenceOutput, length: int) -> None:
+def _truncate(output: pb.SequenceOutput, length: int) -> None:
     del output.token_ids[length:]
     if output.HasField("logprobs"):
         columns = output.logprobs

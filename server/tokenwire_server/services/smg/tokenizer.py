@@ -1,4 +1,4 @@
-"""The model's tokenizer: for stop strings, and its files for coordinators that have none."""
+"""The tokenizer of the model: loaded for stop strings, and archived for coordinators that do not have its files."""
 
 import asyncio
 import io
@@ -15,18 +15,18 @@ _PATTERNS = (
     *("tokenizer*.json", "special_tokens_map.json", "vocab.json", "merges.txt", "*.model", "*.tiktoken"),
     *("chat_template*", "*.jinja", "config.json", "generation_config.json"),
 )
-"""What a tokenizer and its chat template are made of, in a model's folder; coordinators also look into the configuration."""
+"""Files of a tokenizer and its chat template, plus the configuration files that coordinators read."""
 
 
 class ModelTokenizer:
-    """A model's tokenizer, loaded when it is first asked for."""
+    """The tokenizer of a model, loaded on first use."""
 
     def __init__(self, name: str, revision: str | None) -> None:
-        """Name a tokenizer.
+        """Set the source; nothing is loaded yet.
 
         Args:
-            name: a folder, or a name on the hub.
-            revision: which of its revisions on the hub; None means the newest.
+            name: a local folder or a name on the Hugging Face Hub.
+            revision: the revision on the Hub; None means the default branch.
 
         """
         self._name = name
@@ -34,20 +34,20 @@ class ModelTokenizer:
         self._loading: asyncio.Task[TextTokenizer] | None = None
 
     async def load(self) -> TextTokenizer:
-        """Return the tokenizer.
+        """Return the tokenizer; concurrent calls share one load, and a failed load is retried by the next call.
 
         Raises:
-            RequestError: the model has none that can be used, TOKENIZER_REQUIRED.
+            RequestError: TOKENIZER_REQUIRED, the model has no usable tokenizer.
 
         """
         if self._loading is None:
             self._loading = asyncio.create_task(asyncio.to_thread(self._load))
         loading = self._loading
         try:
-            # For all who wait, whoever of them goes away.
+            # A cancelled call must not cancel the load that other calls wait for.
             return await asyncio.shield(loading)
         except RequestError:
-            # The hub may be reached the next time.
+            # The Hub may be reachable the next time.
             if self._loading is loading:
                 self._loading = None
             raise
@@ -56,7 +56,7 @@ class ModelTokenizer:
         """Return the tokenizer's files as a ZIP archive.
 
         Raises:
-            RequestError: the model has none, TOKENIZER_REQUIRED.
+            RequestError: TOKENIZER_REQUIRED, the model has no tokenizer files.
 
         """
         return await asyncio.to_thread(self._archive)
@@ -73,7 +73,7 @@ class ModelTokenizer:
         if not any(path.name not in {"config.json", "generation_config.json"} for path in files):
             raise _unusable(f"no tokenizer in {folder}")
         archive = io.BytesIO()
-        # A file's time may be one that ZIP cannot hold.
+        # ZIP cannot represent all modification times.
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as writer:
             for path in files:
                 writer.write(path, path.name)
@@ -87,9 +87,9 @@ class ModelTokenizer:
             return Path(
                 huggingface_hub.snapshot_download(self._name, revision=self._revision, allow_patterns=list(_PATTERNS))
             )
-        except (OSError, ValueError) as error:  # those of the hub's own among them
+        except (OSError, ValueError) as error:  # the errors of huggingface_hub are subclasses
             raise _unusable(str(error).strip().partition("\n")[0]) from error
 
 
-def _unusable(why: str) -> RequestError:
-    return RequestError(Reason.TOKENIZER_REQUIRED, f"the model has no tokenizer that can be used: {why}")
+def _unusable(reason: str) -> RequestError:
+    return RequestError(Reason.TOKENIZER_REQUIRED, f"the model has no usable tokenizer: {reason}")

@@ -1,0 +1,1 @@
+"""The sub-commands of `tokenwire`. The entry point, `_command`, imports them, since they need typer."""

@@ -1,0 +1,12 @@
+"""`tokenwire serve`: passes all arguments to the server package."""
+
+import typer
+
+from tokenwire._cli.requires import requires
+
+
+def serve(context: typer.Context) -> None:
+    """Serve a model over gRPC; `tokenwire serve --help` lists the options."""
+    with requires("pip install 'tokenwire[gpu]', or `make setup` in a clone for the CPU engine"):
+        from tokenwire_server.process.main import main
+    raise typer.Exit(main(list(context.args)))
