@@ -113,7 +113,7 @@ def test_a_folder_that_does_not_exist_is_one_line_and_exit_code_3(
     with pytest.raises(SystemExit) as caught:
         parse([folder])
     assert caught.value.code == 3
-    assert capsys.readouterr().err == f"tokenwire: error: cannot load {folder}: there is no such folder\n"
+    assert capsys.readouterr().err == f"tokenwire: error: cannot load {folder}: the folder does not exist\n"
 
 
 def test_the_help_names_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
