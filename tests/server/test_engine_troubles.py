@@ -1,17 +1,19 @@
 """What goes wrong between the server and AsyncLLM: it is logged, and costs nobody else anything."""
 
+import asyncio
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.stats import SchedulerStats
 
-from fake_engine import FakeEngineCore, FakeEngineServer, make_llm, within
+from fake_engine import FakeEngineCore, FakeEngineServer, collect, failure_of, make_config, make_llm, read, within
 from tokenwire.v1 import engine_load_pb2
 from tokenwire_server.engine import direct
 from tokenwire_server.engine.stats import StatsRecorder
@@ -43,6 +45,67 @@ async def test_an_abort_that_the_engine_does_not_take_is_logged(
     assert all(bool(record.exc_info) == (level == logging.ERROR) for record in found)
     del server.core.live[request.internal_id]
     await server.check_alive()
+
+
+@pytest.mark.parametrize(
+    ("error", "level"), [(RuntimeError("the socket is gone"), logging.ERROR), (EngineDeadError(), logging.DEBUG)]
+)
+async def test_a_remote_prefill_that_cannot_be_released_is_logged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    level: int,
+) -> None:
+    asked = asyncio.Event()
+
+    async def fail(*_: object, **__: object) -> None:
+        asked.set()
+        raise error
+
+    caplog.set_level(logging.DEBUG, "tokenwire_server")
+    connector = KVTransferConfig(
+        kv_connector="FetchingConnector", kv_role="kv_consumer", kv_connector_module_path="fake_engine.connector"
+    )
+    async with FakeEngineServer.run(make_config(tmp_path, kv_transfer_config=connector)) as server:
+        monkeypatch.setattr(server.engine._llm, "notify_kv_transfer_request_rejected", fail)
+        # A refusal is the caller's answer, whatever becomes of the release.
+        call = server.generate(
+            sampling={"max_tokens": 0}, kv_transfer_params_json='{"do_remote_prefill": true, "remote_port": 1}'
+        )
+        assert (await failure_of(call)).reason == "INVALID_FIELD"
+        await within(asked.wait())
+        await server.check_alive()
+    [record] = [record for record in caplog.records if "remote prefill" in record.message]
+    assert (record.levelno, bool(record.exc_info)) == (level, level == logging.ERROR)
+
+
+async def test_a_callback_that_fails_at_the_end_of_a_step_leaves_the_others(
+    server: FakeEngineServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    processor = server.engine._direct
+    assert processor is not None
+    called: list[str] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    def in_step(*_: object, **__: object) -> None:
+        for callback in (fail, lambda: called.append("second")):
+            assert processor.at_step_end(callback)
+
+    # Between two steps there is nothing to wait for.
+    assert not processor.at_step_end(fail)
+    call = server.stream()
+    request = await server.core.next_request()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor, "_update_stats_from_output", in_step)
+        request.step(5)
+        assert list((await read(call)).outputs[0].token_ids) == [5]
+    assert called == ["second"]
+    assert "a callback at the end of an engine step failed" in caplog.text
+    request.step(6, finish="length")
+    assert [list(message.outputs[0].token_ids) for message in await collect(call)] == [[6]]
 
 
 async def other_signature(monkeypatch: pytest.MonkeyPatch, _: Any) -> None:
