@@ -262,7 +262,7 @@ async def test_any_json_object(client: AsyncClient, prompt: list[int], tokenizer
     ("fields", "field", "text"),
     [
         ({"json": '{"type": "nope"}'}, "json", "Invalid type: nope"),
-        ({"json": "{"}, "json", "no valid JSON"),
+        ({"json": "{"}, "json", "not valid JSON"),
         ({"regex": "("}, "regex", "unclosed group"),
         ({"grammar": "root ::= other"}, "grammar", "other"),
         ({"structural_tag": "{}"}, "structural_tag", "triggers"),
