@@ -28,18 +28,34 @@ demo: ## Set everything up and ask a real model a question over gRPC
 	@scripts/setup.sh engine
 	@python scripts/demo.py
 
+# What runs the tests; `make coverage` replaces it.
+PYTEST := python -m pytest
+PYTEST_OPTIONS := --durations=20 --durations-min=1
+
 .PHONY: test
-test: ## Set everything up and run every test, in two halves in parallel
+test: ## Set everything up and run every test, in three parts in parallel
 	@scripts/setup.sh languages
 	@tokenwire demo-model
-	@$(MAKE) --jobs=2 test-half-1 test-half-2
+	@$(MAKE) --jobs=3 test-part-1 test-part-2 test-part-3
 
-# Both spend most of their time waiting for engines to start, and take about equally long.
-.PHONY: test-half-1 test-half-2
-test-half-1:
-	@python -m pytest tests/simulated tests/languages tests/client tests/text
-test-half-2:
-	@python -m pytest tests/server tests/real
+# Each part spends most of its time waiting for engines to start; they take about equally long.
+# These files of tests/real share no server with the others.
+REAL_ALONE := $(addprefix tests/real/test_,process.py load_endings.py fidelity_tokenizer.py)
+
+.PHONY: test-part-1 test-part-2 test-part-3
+test-part-1:
+	@$(PYTEST) $(PYTEST_OPTIONS) tests/simulated
+test-part-2:
+	@$(PYTEST) $(PYTEST_OPTIONS) tests/server tests/client tests/text tests/real $(addprefix --ignore=,$(REAL_ALONE))
+test-part-3:
+	@$(PYTEST) $(PYTEST_OPTIONS) $(REAL_ALONE) tests/languages
+
+.PHONY: coverage
+coverage: ## Run every test under coverage.py, including the processes that tests start, and print what no test runs
+	@rm -f .coverage .coverage.*
+	@$(MAKE) test PYTEST="coverage run -m pytest"
+	@coverage combine --quiet
+	@coverage report
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no engine

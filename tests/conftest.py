@@ -11,6 +11,12 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind_by_the_run() -> Iterator[None]:
+    yield
+    assert not stray_processes(of_all=True), "processes of a server that has ended are alive"
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     yield

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_sessions: set[int] = set()
+_ended: set[int] = set()
 """Sessions whose leader has been waited for: nothing should live in them."""
+_unchecked: set[int] = set()
+"""Those of them that `stray_processes` has not looked at."""
 
-_POLL_INTERVAL = 0.02
+_POLL_INTERVAL = 0.05
 
 
 class Process(NamedTuple):
@@ -27,19 +29,20 @@ class Process(NamedTuple):
         return self.command.startswith("VLLM::")
 
 
-def in_session(session: int) -> list[Process]:
-    """Return the living processes of a session; zombies are dead."""
+def in_session(*sessions: int) -> list[Process]:
+    """Return the living processes of some sessions; zombies are dead."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
+    for name in os.listdir("/proc"):  # noqa: PTH208  # quick
+        if not name.isdecimal():
             continue
-        # A process may end between two looks.
+        # A process may end between two looks. Plain system calls: waits look every few milliseconds.
         with contextlib.suppress(OSError):
+            folder = f"/proc/{name}"
             # After the name, which stands in parentheses and may hold anything: state, parent, group, session.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] not in "ZX":
-                command = (folder / "cmdline").read_text().replace("\0", " ").strip()
-                found.append(Process(int(folder.name), command))
+            fields = _read(f"{folder}/stat").rpartition(b")")[2].split(maxsplit=4)
+            if int(fields[3]) in sessions and fields[0] not in {b"Z", b"X"}:
+                command = _read(f"{folder}/cmdline").decode(errors="replace").replace("\0", " ").strip()
+                found.append(Process(int(name), command))
     return found
 
 
@@ -55,7 +58,8 @@ def wait_until_empty(session: int, timeout: float) -> list[Process]:
 
 def kill_session(session: int) -> None:
     """Kill every process of a session whose leader has ended, and wait until they are gone."""
-    _sessions.add(session)
+    _ended.add(session)
+    _unchecked.add(session)
     while found := in_session(session):
         for process in found:
             with contextlib.suppress(ProcessLookupError):
@@ -109,6 +113,22 @@ def environment() -> dict[str, str]:
     }
 
 
-def stray_processes() -> list[Process]:
-    """Return the processes that live in sessions that have been ended: there must be none."""
-    return [process for session in _sessions for process in in_session(session)]
+def stray_processes(*, of_all: bool = False) -> list[Process]:
+    """Return the processes that live in sessions that have ended: there must be none.
+
+    Args:
+        of_all: look at every session so far; else at those that have ended since the last call, which is quick.
+
+    """
+    sessions = _ended if of_all else _unchecked
+    found = in_session(*sessions) if sessions else []
+    _unchecked.clear()
+    return found
+
+
+def _read(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)

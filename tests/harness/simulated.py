@@ -2,23 +2,29 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
+import pytest
 
 from harness.server import ServerProcess
+from harness.steps import Steps
 from tokenwire.v1 import engine_load_pb2, generation_pb2, multiplex_pb2
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.sampling_params_pb2 import SamplingParams
-from tokenwire_server.simulated_device import step_log, write_model_folder
-from tokenwire_server.simulated_device.step_log import Step
+from tokenwire_server.simulated_device import write_model_folder
+from tokenwire_server.simulated_device.step_log import Step, belongs
 
 _T = TypeVar("_T")
 _LIMIT = 60.0
 _POLL = 0.005
+
+both_paths = pytest.mark.parametrize("simulated", ["direct", "ordinary"], indirect=True)
+"""Runs a test of tests/simulated on each of the two paths of outputs, not on the direct path alone."""
 
 VOCABULARY = 32_000
 MAX_NUM_SEQS = 64
@@ -62,6 +68,16 @@ async def load_when(
     return load
 
 
+@dataclasses.dataclass
+class Computed:
+    """How much of a request the device has computed, in how many of its steps."""
+
+    tokens: int = 0
+    steps: int = 0
+    seen: int = 0
+    """Steps of the log that are counted."""
+
+
 class Simulated:
     """A `tokenwire serve` on the simulated device, and its step log."""
 
@@ -69,9 +85,11 @@ class Simulated:
         self.server = server
         self.address = server.address
         self.log = log
+        self._steps = Steps(log)
+        self._computed: dict[str, Computed] = {}
 
     def steps(self) -> list[Step]:
-        return step_log.read(self.log)
+        return self._steps.read()
 
     def held(self) -> list[str]:
         """The requests of the last step."""
@@ -79,7 +97,7 @@ class Simulated:
         return steps[-1].held if steps else []
 
     def holds(self, request_id: str) -> bool:
-        return any(step_log.belongs(internal, request_id) for internal in self.held())
+        return any(belongs(internal, request_id) for internal in self.held())
 
     async def running(self, *request_ids: str) -> None:
         """Wait until the device holds the requests."""
@@ -87,19 +105,33 @@ class Simulated:
 
     async def gone(self, *request_ids: str) -> None:
         """Wait until the engine has told the device to drop the requests, and check that no later step holds them."""
+        waiting = set(request_ids)
+        dropped_at: dict[str, int] = {}
+        position = 0
 
-        def dropped_at(request_id: str) -> int | None:
-            found = None
-            for position, step in enumerate(self.steps()):
-                if any(step_log.belongs(internal, request_id) for internal in step.dropped):
-                    found = position
-            return found
+        def all_dropped() -> bool:
+            nonlocal position
+            for step in self.steps()[position:]:
+                for request_id in [name for name in waiting if any(belongs(one, name) for one in step.dropped)]:
+                    dropped_at[request_id] = position
+                position += 1
+            return dropped_at.keys() == waiting
 
-        for request_id in request_ids:
-            await until(lambda name=request_id: dropped_at(name) is not None)  # type: ignore[misc]
-            position = dropped_at(request_id)
-            assert position is not None
-            assert not any(step.holds(request_id) for step in self.steps()[position:])
+        await until(all_dropped)
+        # An id may have been used several times: what counts is its last end.
+        steps = self.steps()
+        for request_id, dropped in dropped_at.items():
+            assert not any(step.holds(request_id) for step in steps[dropped:])
+
+    def computed(self, request_id: str) -> "Computed":
+        """Return what the device has computed of a request so far."""
+        computed = self._computed.setdefault(request_id, Computed())
+        for step in self.steps()[computed.seen :]:
+            tokens = step.computes(request_id)
+            computed.tokens += tokens
+            computed.steps += tokens > 0
+            computed.seen += 1
+        return computed
 
     def connect(self) -> grpc.aio.Channel:
         """Open another connection, not shared with any other channel."""

@@ -53,6 +53,9 @@ def test_a_signal_ends_a_load_that_hangs(tmp_path: Path) -> None:
         server.send(signal.SIGTERM)
         assert server.wait(leftovers_timeout=5) == 0, server.log
         assert not server.leftovers
+        assert "stopping while loading" in server.stderr
+        assert "tokenwire: serving" not in server.stdout
+        assert "Traceback" not in server.stderr
 
 
 def test_the_engine_process_is_killed_while_its_workers_start(tmp_path: Path) -> None:
@@ -63,5 +66,5 @@ def test_the_engine_process_is_killed_while_its_workers_start(tmp_path: Path) ->
 
 
 def test_a_worker_process_dies_at_its_import(tmp_path: Path) -> None:
-    with loading(tmp_path, "--tensor-parallel-size", "2", "--worker-cls", "harness.no_such_worker.Worker") as server:
+    with loading(tmp_path, "--worker-cls", "harness.no_such_worker.Worker") as server:
         check_failed(server)

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -35,12 +36,24 @@ INPUT = GenerationInput(prompt_token_ids=[1, 2, 3])
 Run = Callable[..., contextlib.AbstractAsyncContextManager[FakeEngineServer]]
 
 
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens"
+def write_token_file(folder: Path) -> Path:
+    path = folder / "tokens"
     path.write_text(f"# who may call\nalice {ALICE}\n\n  bob\t{BOB}  \n{NAMELESS}\n")
     path.chmod(0o600)
     return path
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    return write_token_file(tmp_path)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(vllm_config: VllmConfig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeEngineServer]:
+    """The server of all cells that change nothing about it."""
+    config = ServerConfig(port=0, token_file=str(write_token_file(tmp_path_factory.mktemp("tokens"))))
+    async with FakeEngineServer.run(vllm_config, server=config) as running:
+        yield running
 
 
 @pytest.fixture
@@ -114,12 +127,13 @@ each_method = pytest.mark.parametrize("method", [unary, stream, multiplex, abort
     ],
     ids=str,
 )
-async def test_a_call_without_a_right_token_is_refused(server: FakeEngineServer, method: Any, metadata: Any) -> None:
-    failure = await failure_of(method(server.stub, metadata))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_call_without_a_right_token_is_refused(guarded: FakeEngineServer, method: Any, metadata: Any) -> None:
+    failure = await failure_of(method(guarded.stub, metadata))
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
     assert failure.domain == "tokenwire.v1"
     assert ALICE not in failure.message
-    assert server.core.idle
+    assert guarded.core.idle
 
 
 @pytest.mark.parametrize("token", [ALICE, BOB, NAMELESS])

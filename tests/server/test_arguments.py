@@ -106,6 +106,16 @@ def test_a_number_that_makes_no_sense_is_one_line_and_exit_code_2(argv: list[str
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize("folder", ["/no/such/model", "./no-such-model"])
+def test_a_folder_that_does_not_exist_is_one_line_and_exit_code_3(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse([folder])
+    assert caught.value.code == 3
+    assert capsys.readouterr().err == f"tokenwire: error: cannot load {folder}: the folder does not exist\n"
+
+
 def test_the_help_names_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--help=all"])

@@ -1,10 +1,12 @@
 """A request that cannot be served is refused with the field at fault, and the engine serves the next one."""
 
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
 from vllm.config import VllmConfig
 
@@ -19,9 +21,18 @@ from tokenwire.v1.sampling_params_pb2 import (
     TokenIds,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 OUT_OF_VOCAB = TokenIds(token_ids=[1, VOCAB_SIZE])
 DEEP = '{"a":' * 2000 + "1" + "}" * 2000
 REGEX = StructuredOutputsParams(regex="a")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(vllm_config: VllmConfig) -> AsyncIterator[FakeEngineServer]:
+    """One server for all cells: what one of them left behind would show in the next."""
+    async with FakeEngineServer.run(vllm_config) as running:
+        yield running
 
 
 async def refusal(server: FakeEngineServer, **fields: Any) -> Failure:

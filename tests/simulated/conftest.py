@@ -7,12 +7,26 @@ from harness.simulated import Simulated, serving
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
 
-@pytest.fixture(scope="session", params=["direct", "ordinary"])
-def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    """A shared server, once for each of the two ways that outputs take."""
-    path: list[str] = [] if request.param == "direct" else ["--no-direct-path"]
-    with serving(tmp_path_factory.mktemp(request.param), "--slow-reader-timeout", "2", *path) as simulated:
+@pytest.fixture(scope="session")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """A shared server whose outputs take the direct path."""
+    with serving(tmp_path_factory.mktemp("direct"), "--slow-reader-timeout", "2") as simulated:
         yield simulated
+
+
+@pytest.fixture(scope="session")
+def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """A shared server whose outputs take vLLM's ordinary path."""
+    arguments = ["--slow-reader-timeout", "2", "--no-direct-path"]
+    with serving(tmp_path_factory.mktemp("ordinary"), *arguments) as simulated:
+        yield simulated
+
+
+@pytest.fixture
+def simulated(request: pytest.FixtureRequest) -> Simulated:
+    """The shared server on the direct path, or the one that `both_paths` asks for."""
+    server: Simulated = request.getfixturevalue(getattr(request, "param", "direct"))
+    return server
 
 
 @pytest.fixture

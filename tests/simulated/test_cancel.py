@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 
 import tokenwire
-from harness.simulated import Simulated, generation_input, read_to_end, submit, within
+from harness.simulated import Simulated, both_paths, generation_input, read_to_end, submit, within
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
-pytestmark = pytest.mark.simulated
+pytestmark = [pytest.mark.simulated, both_paths]
 
 
 async def test_leaving_the_clients_iterator_ends_the_request(simulated: Simulated) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from harness.simulated import VOCABULARY, Simulated, generation_input, read_to_end, submit, within
+from harness.simulated import VOCABULARY, Simulated, both_paths, generation_input, read_to_end, submit, until, within
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import generation_pb2, multiplex_pb2
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
@@ -19,7 +19,7 @@ from tokenwire_server.simulated_device.formula import (
     expected_tokens,
 )
 
-pytestmark = pytest.mark.simulated
+pytestmark = [pytest.mark.simulated, both_paths]
 
 
 def device_tokens(prompt: list[int], count: int, seed: int | None = None) -> list[int]:
@@ -235,7 +235,13 @@ async def test_an_abort_in_the_stream_follows_its_submit(simulated: Simulated, s
         assert finish.finish_reason == generation_pb2.FINISH_REASON_ABORT
         assert finish.usage.completion_tokens == len(gathered.tokens[handle, 0])
         assert gathered.tokens[handle, 0] == device_tokens(list(range(100, 228)), len(gathered.tokens[handle, 0]))
-    assert not any(simulated.holds(f"aborted-{handle}") for handle in range(30))
+    # A finish may come before the step in which the engine drops the request; no later one computes it.
+    await until(lambda: not any(simulated.holds(f"aborted-{handle}") for handle in range(30)))
+    count = len(simulated.steps())
+    await within(stub.Generate(pb.GenerateRequest(input=generation_input("after-aborted", max_tokens=2))))
+    later = simulated.steps()[count:]
+    assert any(step.computes("after-aborted") for step in later)
+    assert not any(step.computes(f"aborted-{handle}") for step in later for handle in range(30))
 
 
 async def test_abort_by_id_from_another_connection(simulated: Simulated, stub: EngineServiceStub) -> None:
@@ -275,10 +281,19 @@ async def test_time_limit_and_remembered_abort(stub: EngineServiceStub) -> None:
 
 
 async def test_a_burst_does_not_hold_up_running_requests(simulated: Simulated, stub: EngineServiceStub) -> None:
+    """While a thousand requests are admitted, the tokens of a running one keep coming, in many messages."""
     call = stub.Multiplex()
-    await call.write(submit(0, generation_input("before-burst", prompt_of(0), max_tokens=1000)))
-    gathered = await gather_until(call, lambda g: bool(g.tokens))
-    async with simulated.connect() as other:
+    await call.write(submit(0, generation_input("before-burst", prompt_of(0))))
+    running = await gather_until(call, lambda g: bool(g.tokens))
+    arrivals: list[str] = []
+
+    async def read_running() -> None:
+        while (message := await within(call.read())) is not grpc.aio.EOF:
+            assert isinstance(message, pb.MultiplexResponse)
+            running.add(message)
+            arrivals.append("tokens")
+
+    async with simulated.connect() as other, asyncio.TaskGroup() as group:
         burst = EngineServiceStub(other).Multiplex()
 
         async def send() -> None:
@@ -286,17 +301,22 @@ async def test_a_burst_does_not_hold_up_running_requests(simulated: Simulated, s
                 await burst.write(submit(handle, generation_input(f"burst-{handle}", max_tokens=2)))
             await burst.done_writing()
 
-        sending = asyncio.create_task(send())
-        result = await gather(burst)
-        await within(sending)
-    assert len(result.finished) == 1000
-    await call.done_writing()
-    while (message := await within(call.read())) is not grpc.aio.EOF:
-        assert isinstance(message, pb.MultiplexResponse)
-        gathered.add(message)
-    assert gathered.tokens[0, 0] == device_tokens(prompt_of(0), 1000)
-    # Had the burst held it up, its tokens would have come merged into few messages.
-    assert gathered.steps > 500
+        reading = group.create_task(read_running())
+        group.create_task(send())
+        result = Gathered()
+        while (message := await within(burst.read())) is not grpc.aio.EOF:
+            assert isinstance(message, pb.MultiplexResponse)
+            result.add(message)
+            arrivals += ["accepted"] * len(message.step.accepted)
+        await call.write(pb.MultiplexRequest(abort=multiplex_pb2.MultiplexAbort(handles=[0])))
+        await call.done_writing()
+        await within(reading)
+    assert len(result.finished) == arrivals.count("accepted") == 1000
+    assert running.finished[0, 0].finish_reason == generation_pb2.FINISH_REASON_ABORT
+    assert running.tokens[0, 0] == device_tokens(prompt_of(0), len(running.tokens[0, 0]))
+    # Admissions take longer than steps: a server that made them all at once would send one or two messages meanwhile.
+    last = len(arrivals) - 1 - arrivals[::-1].index("accepted")
+    assert arrivals[arrivals.index("accepted") : last].count("tokens") >= 10
 
 
 async def test_a_half_closed_stream_with_nothing_to_do_ends(stub: EngineServiceStub) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.simulated import Simulated, generation_input, read_to_end, serving, submit, within
+from harness.simulated import VOCABULARY, Simulated, generation_input, read_to_end, serving, submit, within
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 from tokenwire.v1.generation_pb2 import GenerationInput
+from tokenwire_server.simulated_device.formula import expected_tokens
 from tokenwire_server.simulated_device.step_log import belongs
 
 # The first test pays for the start.
@@ -53,8 +54,14 @@ async def test_a_request_runs_on_the_rank_that_it_names(ranks: Simulated, stub: 
 
 
 async def test_without_a_rank_the_engine_balances(ranks: Simulated, stub: EngineServiceStub) -> None:
+    """FIELD_LOG 48."""
     ids = [f"any-{i}" for i in range(4)]
-    await asyncio.gather(*(generate(stub, routed(request_id, 40)) for request_id in ids))
+    prompts = [range(100 + i, 228) for i in range(4)]
+    responses = await asyncio.gather(
+        *(generate(stub, routed(request_id, 40, prompt)) for request_id, prompt in zip(ids, prompts, strict=True))
+    )
+    for response, prompt in zip(responses, prompts, strict=True):
+        assert response.outputs[0].token_ids == expected_tokens(list(prompt), 40, vocab_size=VOCABULARY)
     assert set.union(*(ranks_of(ranks, request_id) for request_id in ids)) == {0, 1}
 
 
