@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenwire._cli import output as _output
+from tokenwire._cli import output
 
 ROWS = [("model", "demo"), ("longest prompt", "2048")]
 
@@ -30,7 +30,7 @@ def screen() -> Iterator[Screen]:
 
 def test_rows_are_a_table_with_a_title_on_a_terminal() -> None:
     with screen() as shown:
-        _output.print_rows("An engine", ROWS)
+        output.print_rows("An engine", ROWS)
     lines = shown.getvalue().splitlines()
     assert lines[0].strip() == "An engine"
     assert max(map(len, lines)) <= 60
@@ -42,20 +42,20 @@ def test_rows_are_a_table_with_a_title_on_a_terminal() -> None:
 def test_a_value_that_is_too_long_for_the_terminal_is_folded_and_not_cut() -> None:
     value = "/a/folder" * 20
     with screen() as shown:
-        _output.print_rows("An engine", [("path", value)])
+        output.print_rows("An engine", [("path", value)])
     letters = "".join(character for character in shown.getvalue() if character.isalnum() or character == "/")
     assert letters == f"Anenginepath{value}"
 
 
 def test_rows_are_aligned_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    _output.print_rows("An engine", ROWS)
+    output.print_rows("An engine", ROWS)
     assert capsys.readouterr().out == "model           demo\nlongest prompt  2048\n"
 
 
 @pytest.mark.parametrize("text", ["3 tokens", "[bold]no markup[/bold]"])
 def test_a_note_is_for_those_who_watch(capsys: pytest.CaptureFixture[str], text: str) -> None:
     with screen() as shown:
-        _output.print_note(text)
+        output.print_note(text)
     assert shown.getvalue() == f"{text}\n"
-    _output.print_note(text)
+    output.print_note(text)
     assert capsys.readouterr() == ("", "")

@@ -66,7 +66,7 @@ def test_finish_reasons(reason: str, stop_reason: int | str | None, expected: in
 
 def test_a_chunk_without_finish_says_so() -> None:
     chunk = to_chunk(output(completion(5, 6, finish_reason=None), finished=False))
-    assert chunk.closing is None
+    assert chunk.request_end is None
     assert chunk.outputs == [pb.SequenceOutput(token_ids=[5, 6])]
 
 

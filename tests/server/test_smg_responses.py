@@ -8,7 +8,7 @@ from smg_grpc_proto import vllm_engine_pb2 as smg
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.logprobs_pb2 import Logprobs, PromptLogprobs
-from tokenwire_server.conversion.outputs import Chunk, Closing
+from tokenwire_server.conversion.outputs import Chunk, RequestEnd
 from tokenwire_server.services.smg.responses import Answer
 
 STOP, LENGTH, ABORT = pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_ABORT
@@ -19,9 +19,11 @@ def answer(*, stream: bool, n: int = 1, cached_tokens: int | None = None) -> Ans
     return Answer(request, n, None, lambda _: cached_tokens)
 
 
-def taken(answer: Answer, *outputs: pb.SequenceOutput, closing: Closing | None = None, **fields: Any) -> list[Any]:
+def taken(
+    answer: Answer, *outputs: pb.SequenceOutput, request_end: RequestEnd | None = None, **fields: Any
+) -> list[Any]:
     """Give the messages for one chunk, each without the level that all have."""
-    messages = list(answer.take(Chunk(list(outputs), closing, **fields)))
+    messages = list(answer.take(Chunk(list(outputs), request_end, **fields)))
     return [getattr(message, message.WhichOneof("response")) for message in messages]
 
 
@@ -32,7 +34,7 @@ def test_a_stream_has_chunks_and_a_complete_without_ids() -> None:
     ]
     assert not stream.done
     last = pb.SequenceOutput(token_ids=[7], finish_reason=LENGTH)
-    assert taken(stream, last, closing=Closing(cached_tokens=2)) == [
+    assert taken(stream, last, request_end=RequestEnd(cached_tokens=2)) == [
         smg.GenerateStreamChunk(token_ids=[7], prompt_tokens=3, completion_tokens=1),
         smg.GenerateComplete(finish_reason="length", prompt_tokens=3, completion_tokens=3, cached_tokens=2),
     ]
@@ -40,7 +42,7 @@ def test_a_stream_has_chunks_and_a_complete_without_ids() -> None:
 
 
 def test_an_end_without_tokens_is_a_complete_alone() -> None:
-    assert taken(answer(stream=True), pb.SequenceOutput(finish_reason=ABORT), closing=Closing()) == [
+    assert taken(answer(stream=True), pb.SequenceOutput(finish_reason=ABORT), request_end=RequestEnd()) == [
         smg.GenerateComplete(finish_reason="abort", prompt_tokens=3)
     ]
 
@@ -48,7 +50,7 @@ def test_an_end_without_tokens_is_a_complete_alone() -> None:
 def test_without_a_stream_there_is_one_complete() -> None:
     unary = answer(stream=False)
     last = pb.SequenceOutput(token_ids=[5, 6], finish_reason=STOP)
-    assert taken(unary, last, closing=Closing(cached_tokens=0)) == [
+    assert taken(unary, last, request_end=RequestEnd(cached_tokens=0)) == [
         smg.GenerateComplete(output_ids=[5, 6], finish_reason="stop", prompt_tokens=3, completion_tokens=2)
     ]
 
@@ -58,7 +60,7 @@ def test_without_a_stream_outputs_are_gathered() -> None:
     logprobs = [Logprobs(logprobs=[-i], ranks=[i], top_k=1, top_token_ids=[i], top_logprobs=[-i]) for i in (1, 2)]
     assert taken(unary, pb.SequenceOutput(token_ids=[5], logprobs=logprobs[0])) == []
     last = pb.SequenceOutput(token_ids=[6], logprobs=logprobs[1], finish_reason=LENGTH)
-    [complete] = taken(unary, last, closing=Closing())
+    [complete] = taken(unary, last, request_end=RequestEnd())
     assert complete.output_ids == [5, 6]
     assert complete.completion_tokens == 2
     assert complete.output_logprobs == smg.OutputLogProbs(
@@ -79,8 +81,8 @@ def test_sequences_have_their_index_and_their_own_counts() -> None:
     ]
     assert not stream.done
     last = pb.SequenceOutput(index=1, finish_reason=LENGTH)
-    closing = Closing(cached_tokens=2, kv_transfer_params_json='{"a": 1}')
-    assert taken(stream, last, closing=closing) == [
+    request_end = RequestEnd(cached_tokens=2, kv_transfer_params_json='{"a": 1}')
+    assert taken(stream, last, request_end=request_end) == [
         smg.GenerateComplete(
             index=1,
             finish_reason="length",
@@ -96,18 +98,20 @@ def test_sequences_have_their_index_and_their_own_counts() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_ended_a_sequence(stream: bool) -> None:
     last = pb.SequenceOutput(token_ids=[0], finish_reason=STOP, stop_token_id=0)
-    *_, complete = taken(answer(stream=stream), last, closing=Closing())
+    *_, complete = taken(answer(stream=stream), last, request_end=RequestEnd())
     assert complete.finish_reason == "stop"
     assert complete.WhichOneof("matched_stop") == "matched_token_id"
     assert complete.matched_token_id == 0
-    *_, complete = taken(answer(stream=stream), pb.SequenceOutput(token_ids=[2], finish_reason=STOP), closing=Closing())
+    *_, complete = taken(
+        answer(stream=stream), pb.SequenceOutput(token_ids=[2], finish_reason=STOP), request_end=RequestEnd()
+    )
     assert complete.WhichOneof("matched_stop") is None
 
 
 def test_counts_of_speculative_decoding() -> None:
     counts = pb.SpeculativeDecoding(num_drafts=3, num_draft_tokens=9, num_accepted_tokens=4)
     last = pb.SequenceOutput(token_ids=[5], finish_reason=STOP, speculative_decoding=counts)
-    *_, complete = taken(answer(stream=True), last, closing=Closing())
+    *_, complete = taken(answer(stream=True), last, request_end=RequestEnd())
     assert (complete.spec_draft_tokens, complete.spec_accepted_tokens) == (9, 4)
 
 
@@ -153,7 +157,7 @@ def test_logprobs_of_the_prompt_come_once_for_each_sequence() -> None:
     assert other.input_logprobs == INPUT_LOGPROBS
 
     last = pb.SequenceOutput(token_ids=[5], finish_reason=STOP)
-    [complete] = taken(answer(stream=False), last, closing=Closing(), prompt_logprobs=PROMPT_LOGPROBS)
+    [complete] = taken(answer(stream=False), last, request_end=RequestEnd(), prompt_logprobs=PROMPT_LOGPROBS)
     assert complete.input_logprobs == INPUT_LOGPROBS
 
 

@@ -27,7 +27,7 @@ _BY_NAME = {str(reason): reason for reason in FinishReason}
 
 
 @dataclasses.dataclass(slots=True)
-class Ending:
+class SequenceEnd:
     """The end of a sequence."""
 
     reason: pb.FinishReason.ValueType
@@ -37,7 +37,7 @@ class Ending:
 
 
 @dataclasses.dataclass(slots=True)
-class Closing:
+class RequestEnd:
     """The end of a request: what its last output contains in addition to the sequences."""
 
     cached_tokens: int | None = None
@@ -52,7 +52,7 @@ class Chunk:
     """Output of a request since its previous chunk, as the contract's messages."""
 
     outputs: list[pb.SequenceOutput]
-    closing: Closing | None = None
+    request_end: RequestEnd | None = None
     """Set in the last chunk of the request only."""
     prompt_logprobs: logprobs_pb2.PromptLogprobs | None = None
 
@@ -71,18 +71,18 @@ def to_chunk(output: RequestOutput) -> Chunk:
     if output.prompt_logprobs or output.prompt_token_id_logprobs is not None:
         chunk.prompt_logprobs = to_prompt_logprobs(output)
     if output.finished:
-        chunk.closing = to_closing(
+        chunk.request_end = to_request_end(
             output.metrics, output.num_cached_tokens, output.kv_transfer_params, output.ec_transfer_params
         )
     return chunk
 
 
-def to_closing(
+def to_request_end(
     stats: RequestStateStats | None,
     cached_tokens: int | None,
     kv_transfer_params: dict[str, Any] | None,
     ec_transfer_params: dict[str, Any] | None,
-) -> Closing:
+) -> RequestEnd:
     """Convert the end of a request.
 
     Args:
@@ -95,7 +95,7 @@ def to_closing(
         The end of the request in the contract's terms.
 
     """
-    return Closing(
+    return RequestEnd(
         cached_tokens,
         None if stats is None else _timing(stats),
         None if kv_transfer_params is None else json.dumps(kv_transfer_params),
@@ -103,12 +103,12 @@ def to_closing(
     )
 
 
-def to_ending(
+def to_sequence_end(
     reason: FinishReason,
     stop_reason: int | str | None,
     weight_versions: Sequence[WeightVersionSpan] | None,
     spec_decode_metrics: RequestSpecDecodeMetrics | None,
-) -> Ending:
+) -> SequenceEnd:
     """Convert the end of a sequence.
 
     Args:
@@ -128,7 +128,7 @@ def to_ending(
         raise RequestError(
             Reason.REQUEST_FAILED, "the engine ended this request with an error; other requests continue"
         )
-    return Ending(
+    return SequenceEnd(
         _FINISH_REASONS[reason],
         stop_reason if isinstance(stop_reason, int) else None,
         weight_versions or (),
@@ -136,14 +136,14 @@ def to_ending(
     )
 
 
-def fill_ending(message: pb.SequenceOutput | multiplex_pb2.MultiplexFinish, ending: Ending) -> None:
+def fill_sequence_end(message: pb.SequenceOutput | multiplex_pb2.MultiplexFinish, sequence_end: SequenceEnd) -> None:
     """Set the end of a sequence in its message."""
-    message.finish_reason = ending.reason
-    if ending.stop_token_id is not None:
-        message.stop_token_id = ending.stop_token_id
-    for span in ending.weight_versions:
+    message.finish_reason = sequence_end.reason
+    if sequence_end.stop_token_id is not None:
+        message.stop_token_id = sequence_end.stop_token_id
+    for span in sequence_end.weight_versions:
         message.weight_versions.add(version=span.version, start=span.start, end=span.end)
-    if (metrics := ending.spec_decode_metrics) is not None:
+    if (metrics := sequence_end.spec_decode_metrics) is not None:
         # histogram[j] is the number of drafts of which j tokens were accepted.
         histogram = metrics.histogram
         message.speculative_decoding.num_drafts = sum(histogram)
@@ -151,11 +151,11 @@ def fill_ending(message: pb.SequenceOutput | multiplex_pb2.MultiplexFinish, endi
         message.speculative_decoding.num_accepted_tokens = sum(j * count for j, count in enumerate(histogram))
 
 
-def fill_closing(
+def fill_request_end(
     message: engine_service_pb2.GenerateResponse
     | engine_service_pb2.GenerateStreamResponse
     | multiplex_pb2.MultiplexFinish,
-    closing: Closing,
+    request_end: RequestEnd,
     prompt_tokens: int,
     completion_tokens: int,
 ) -> None:
@@ -163,7 +163,7 @@ def fill_closing(
 
     Args:
         message: the last message of the request.
-        closing: the end of the request.
+        request_end: the end of the request.
         prompt_tokens: number of prompt tokens.
         completion_tokens: number of generated tokens, over all sequences.
 
@@ -171,14 +171,14 @@ def fill_closing(
     message.usage.prompt_tokens = prompt_tokens
     message.usage.completion_tokens = completion_tokens
     # vLLM initializes the count to 0; the engine reports it with the first token.
-    if closing.cached_tokens is not None and completion_tokens:
-        message.usage.cached_tokens = closing.cached_tokens
-    if closing.timing is not None:
-        message.timing.CopyFrom(closing.timing)
-    if closing.kv_transfer_params_json is not None:
-        message.kv_transfer_params_json = closing.kv_transfer_params_json
-    if closing.ec_transfer_params_json is not None:
-        message.ec_transfer_params_json = closing.ec_transfer_params_json
+    if request_end.cached_tokens is not None and completion_tokens:
+        message.usage.cached_tokens = request_end.cached_tokens
+    if request_end.timing is not None:
+        message.timing.CopyFrom(request_end.timing)
+    if request_end.kv_transfer_params_json is not None:
+        message.kv_transfer_params_json = request_end.kv_transfer_params_json
+    if request_end.ec_transfer_params_json is not None:
+        message.ec_transfer_params_json = request_end.ec_transfer_params_json
 
 
 def _sequence(completion: CompletionOutput) -> pb.SequenceOutput:
@@ -196,8 +196,10 @@ def _sequence(completion: CompletionOutput) -> pb.SequenceOutput:
         message.sampling_mask.token_ids = b"".join(token.to_bytes(4, "little") for row in ids for token in row)
     if completion.finish_reason is not None:
         reason = _BY_NAME[completion.finish_reason]
-        ending = to_ending(reason, completion.stop_reason, completion.weight_versions, completion.spec_decode_metrics)
-        fill_ending(message, ending)
+        sequence_end = to_sequence_end(
+            reason, completion.stop_reason, completion.weight_versions, completion.spec_decode_metrics
+        )
+        fill_sequence_end(message, sequence_end)
         if (experts := completion.routed_experts) is not None:
             # Shape [tokens, layers, experts per token].
             message.routed_experts.data = experts.tobytes()

@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
@@ -18,26 +16,25 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from tokenwire._contract import Reason
 from tokenwire.v1 import engine_info_pb2, engine_load_pb2, generation_pb2
 from tokenwire_server.conversion.converter import RequestConverter
-from tokenwire_server.conversion.exceptions import FAULTS, first_line, translate
+from tokenwire_server.conversion.exceptions import FAULTS, translate
 from tokenwire_server.conversion.info import engine_info
 from tokenwire_server.conversion.limits import RequestLimits
 from tokenwire_server.conversion.model_info import ModelInfo
 from tokenwire_server.conversion.request import EngineRequest, remote_prefill
-from tokenwire_server.engine.adapters import AdapterError
 from tokenwire_server.engine.barrier import AbortBarrier
 from tokenwire_server.engine.direct import install_direct_path, pump
 from tokenwire_server.engine.eos import eos_token_id
 from tokenwire_server.engine.sink import Sink
+from tokenwire_server.engine.startup import get_ready
 from tokenwire_server.engine.stats import StatsRecorder
-from tokenwire_server.errors import RequestError, engine_dead
+from tokenwire_server.errors import engine_dead
 
 logger = logging.getLogger(__name__)
 
 _BARRIER_TIMEOUT = 10.0
-"""Seconds: a first step with log probabilities was seen to take 3."""
+"""Maximum seconds to wait for the engine to act on an abort: a first step with log probabilities was seen to take 3."""
 _SHUTDOWN_TIMEOUT = 5.0
 """Seconds for the engine process to end by itself."""
 
@@ -64,10 +61,10 @@ class Engine:
         Args:
             llm: the engine, ready but for its event loop.
             keep_tokenizer: whether it has a tokenizer.
-            served_model_names: names of the base model, of which the engine knows only the first.
+            served_model_names: names of the base model; the engine itself keeps only the first.
             adapters: LoRA adapters that requests may name.
             direct_path: whether outputs may take the direct path, where vLLM's internals allow it.
-            refused_field: names the first sampling field that the engine's device does not honour.
+            refused_field: names the first sampling field that the engine's device does not support; None: it supports all.
             stats: what `llm` records its statistics with; None without statistics.
 
         """
@@ -98,7 +95,19 @@ class Engine:
         direct_path: bool = True,
         refused_field: Callable[[SamplingParams], str | None] | None = None,
     ) -> "Engine":
-        """Load the model and start the engine process. Blocks, up to minutes; call it in a thread."""
+        """Load the model and start the engine process. Blocks for up to minutes: call it in a thread.
+
+        Args:
+            args: vLLM's engine arguments.
+            keep_tokenizer: whether to load the tokenizer, for structured outputs and reasoning budgets.
+            adapters: LoRA adapters that requests may name.
+            direct_path: whether outputs may take the direct path, where vLLM's internals allow it.
+            refused_field: names the first sampling field that the engine's device does not support; None: it supports all.
+
+        Returns:
+            The engine, for `start`.
+
+        """
         args.skip_tokenizer_init = not keep_tokenizer
         names = args.served_model_name or ()
         config = args.create_engine_config(UsageContext.API_SERVER)
@@ -108,7 +117,7 @@ class Engine:
             usage_context=UsageContext.API_SERVER,
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
-            # A logger of one's own would turn the statistics on.
+            # A logger of our own would enable the statistics.
             stat_loggers=None if args.disable_log_stats else [stats.logger_of_rank],
         )
         try:
@@ -126,7 +135,7 @@ class Engine:
             raise
 
     async def start(self) -> None:
-        """Make the engine ready for requests; where that fails, the engine is shut down.
+        """Make the engine ready for requests; if that fails, shut it down.
 
         Raises:
             RequestError: the model cannot generate, UNSUPPORTED_METHOD.
@@ -134,43 +143,20 @@ class Engine:
 
         """
         try:
-            await self._start()
+            await get_ready(self._llm, self._adapters.values())
         except BaseException:
             await self.close()
             raise
 
-    async def _start(self) -> None:
-        tasks = await self._llm.get_supported_tasks()
-        if "generate" not in tasks:
-            raise RequestError(
-                Reason.UNSUPPORTED_METHOD, f"this model does not generate; it supports {', '.join(tasks)}"
-            )
-        for adapter in self._adapters.values():
-            await self._load(adapter)
-        # vLLM asks for environment variables at every token, and keeps them only after this.
-        envs.enable_envs_cache()
-        # Full collections over vLLM's and torch's modules were seen to stop the server for 350 ms.
-        gc.collect()
-        gc.freeze()
-
-    async def _load(self, adapter: LoRARequest) -> None:
-        try:
-            await self._llm.add_lora(adapter)
-        except EngineDeadError:
-            raise
-        except Exception as error:  # whatever goes wrong in the engine process, as text
-            raise AdapterError(adapter, first_line(error)) from error
-        logger.info("loaded LoRA adapter %s from %s", adapter.lora_name, adapter.lora_path)
-
     def check_admission(self, n: int) -> None:
-        """Refuse a request for which the engine's queue has no room, before work is spent on it.
+        """Refuse a request for which the engine's queue has no room, before it is converted.
 
         Raises:
             RequestError: QUEUE_FULL or QUEUED_TOKENS_LIMIT.
 
         """
         try:
-            # An n that can never be right is refused as such, later.
+            # An n that is out of range is refused as such, by the conversion.
             self._llm.check_admission(min(max(n, 1), self.limits.max_n))
         except FAULTS as error:
             raise translate(error, "") from error
@@ -231,7 +217,7 @@ class Engine:
             with self._direct.expecting(engine_id, sink) if self._direct is not None else contextlib.nullcontext():
                 collector = await self._add(request, engine_id)
         except BaseException as error:
-            # The engine may have it all the same: vLLM itself takes back only a request with n > 1.
+            # The engine may have it nevertheless: vLLM itself aborts only a request with n > 1.
             if taken := self._llm.output_processor.external_req_ids.get(engine_id):
                 sink.internal_id = taken[-1]
             self.abort_unless_ended(sink)
@@ -314,8 +300,8 @@ class Engine:
 
     async def _abort(self, internal_ids: Sequence[str]) -> None:
         try:
-            # The external form would hit every request of an id, also one that has reused it. An id given twice makes vLLM
-            # raise, and its books would never let go of that request again.
+            # An abort by external id would also hit a request that has reused the id. An id given twice makes vLLM
+            # raise, after which that request could never be aborted again.
             await self._llm.abort(list(dict.fromkeys(internal_ids)), internal=True)
         except EngineDeadError:
             logger.debug("the engine died before an abort")
@@ -323,7 +309,7 @@ class Engine:
             logger.exception("could not abort %d requests", len(internal_ids))
 
     def info(self) -> engine_info_pb2.EngineInfo:
-        """Say what the engine is and can do."""
+        """Return what the engine is and supports."""
         return engine_info(
             self._llm.vllm_config,
             self.limits,
@@ -332,13 +318,13 @@ class Engine:
         )
 
     def load(self) -> engine_load_pb2.EngineLoad:
-        """Say how busy the ranks are, as of the last step."""
+        """Return the load of each rank, as of its last step."""
         message = engine_load_pb2.EngineLoad()
         self._stats.fill(message)
         return message
 
     def cached_tokens(self, internal_id: str, index: int) -> int | None:
-        """Return how many prompt tokens a running sequence found in the prefix cache; None where that is not known."""
+        """Return how many prompt tokens a running sequence found in the prefix cache; None if not known."""
         states = self._llm.output_processor.request_states
         # Each of several sequences has an id of its own.
         state = states.get(internal_id) or states.get(f"{index}_{internal_id}")
@@ -359,7 +345,7 @@ class Engine:
             raise engine_dead()
 
     async def probe(self) -> None:
-        """Ask the engine something that it answers between two steps; an error is an answer."""
+        """Wait for the engine to answer a call, which it does between two steps; an error is an answer too."""
         with contextlib.suppress(Exception):
             await self._llm.is_paused()
 
@@ -368,13 +354,13 @@ class Engine:
         await self._llm.do_log_stats()
 
     async def close(self) -> None:
-        """End what this process runs for the engine, and then the engine process; safe to repeat."""
+        """Stop the output handler, then the engine process. Safe to repeat."""
         if (handler := self._llm.output_handler) is not None:
-            # vLLM itself does so after the engine process has ended, whose end may reach it as a failure before that.
+            # vLLM cancels it after the engine process has ended, which the handler may report as a failure before.
             handler.cancel()
             await asyncio.wait([handler])
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """End the engine process, by force where it does not end by itself. Blocks for seconds; safe to repeat."""
+        """Stop the engine process, and kill it if it does not end in time. Blocks for seconds. Safe to repeat."""
         self._llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)

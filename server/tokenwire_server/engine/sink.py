@@ -16,7 +16,14 @@ from vllm.v1.outputs import LogprobsLists
 from tokenwire._contract import Reason
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server.conversion.exceptions import FAULTS, translate
-from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, to_chunk, to_closing, to_ending
+from tokenwire_server.conversion.outputs import (
+    Chunk,
+    RequestEnd,
+    SequenceEnd,
+    to_chunk,
+    to_request_end,
+    to_sequence_end,
+)
 from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.errors import RequestError, engine_dead
 
@@ -114,11 +121,13 @@ class Sink:
             return
         self.step(output, weight_version)
         try:
-            ending = to_ending(reason, output.stop_reason, self._weight_versions(), speculation)
+            sequence_end = to_sequence_end(reason, output.stop_reason, self._weight_versions(), speculation)
         except RequestError as error:
             self.fail(error)
             return
-        self._finish(ending, to_closing(stats, cached_tokens, output.kv_transfer_params, output.ec_transfer_params))
+        self._finish(
+            sequence_end, to_request_end(stats, cached_tokens, output.kv_transfer_params, output.ec_transfer_params)
+        )
 
     def _weight_versions(self) -> Sequence[WeightVersionSpan]:
         starts = self._version_starts
@@ -152,8 +161,8 @@ class Sink:
             return
         if self.direct:
             # vLLM itself ends a request of the direct path only by an abort; the tokens so far were delivered before.
-            ending = Ending(pb.FINISH_REASON_ABORT, weight_versions=self._weight_versions())
-            self._finish(ending, to_closing(output.metrics, output.num_cached_tokens, None, None))
+            sequence_end = SequenceEnd(pb.FINISH_REASON_ABORT, weight_versions=self._weight_versions())
+            self._finish(sequence_end, to_request_end(output.metrics, output.num_cached_tokens, None, None))
             return
         chunk = to_chunk(output)
         for sequence in chunk.outputs:
@@ -161,9 +170,9 @@ class Sink:
         self.take(chunk)
         self.closed = output.finished
 
-    def _finish(self, ending: Ending, closing: Closing) -> None:
-        ending.reason = self._reported(ending.reason)
-        self.end(ending, closing)
+    def _finish(self, sequence_end: SequenceEnd, request_end: RequestEnd) -> None:
+        sequence_end.reason = self._reported(sequence_end.reason)
+        self.end(sequence_end, request_end)
         self.closed = True
 
     def _reported(self, reason: pb.FinishReason.ValueType) -> pb.FinishReason.ValueType:
@@ -188,7 +197,7 @@ class Sink:
         """Receive tokens of the one sequence of a request on the direct path."""
         raise NotImplementedError
 
-    def end(self, ending: Ending, closing: Closing) -> None:
+    def end(self, sequence_end: SequenceEnd, request_end: RequestEnd) -> None:
         """Receive the end of a request on the direct path."""
         raise NotImplementedError
 

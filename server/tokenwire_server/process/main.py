@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     options = arguments.parse(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def load() -> Engine:
+    def build() -> Engine:
         return Engine.build(
             options.engine,
             keep_tokenizer=options.keep_tokenizer,
@@ -33,15 +33,15 @@ def main(argv: Sequence[str]) -> int:
 
     async def run() -> int:
         try:
-            return await Server(options.server, options.engine.model, load).run()
+            return await Server(options.server, options.engine.model, build).run()
         finally:
-            # Everything has ended; a further one would take the exit code's place while the interpreter ends.
+            # Everything has ended; a signal now would replace the exit code while the interpreter shuts down.
             for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
 
     code = uvloop.run(run())
     if loading.is_running():
-        # The interpreter's end would wait for it, or take the ground from under it.
+        # The interpreter's shutdown would wait for it, or remove modules that it uses.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

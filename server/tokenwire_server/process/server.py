@@ -101,9 +101,6 @@ class Server:
             await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 logger.info("stopping while loading")
-                loading.cancel()
-                await asyncio.wait({loading})
-                await load.end()
                 return None
             return await loading
         except Exception as error:  # whatever vLLM raises for a model that cannot be loaded
@@ -113,7 +110,11 @@ class Server:
             return None
         finally:
             stopping.cancel()
-            if loading.done() and not loading.cancelled() and loading.exception() is None:
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait({loading})
+                await load.end()
+            if not loading.cancelled() and loading.exception() is None:
                 orphans.release()
             else:
                 # What vLLM leaves behind when loading fails.

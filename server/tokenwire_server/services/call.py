@@ -8,7 +8,7 @@ import grpc
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire_server.access import caller
-from tokenwire_server.conversion.outputs import Chunk, Closing
+from tokenwire_server.conversion.outputs import Chunk, RequestEnd
 from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.errors import RequestError
 from tokenwire_server.requests.admission import admit
@@ -86,7 +86,7 @@ class Call:
         """Wait for the next output.
 
         Returns:
-            The output. After one with `closing` there is none.
+            The output. After one with `request_end` there is none.
 
         Raises:
             RequestError: the request has failed.
@@ -98,7 +98,7 @@ class Call:
         if not self._sink.internal_id:
             return _aborted_on_arrival(live.request.params.n)
         chunk = await self._sink.next()
-        if chunk.closing is not None:
+        if chunk.request_end is not None:
             # Before the caller learns of it, so that it may reuse the id at once.
             serving.registry.finish(live)
         return chunk
@@ -115,7 +115,7 @@ class Call:
             finished = False
             while not finished:
                 chunk = await self.next()
-                finished = chunk.closing is not None
+                finished = chunk.request_end is not None
                 for response in answer.take(chunk):
                     await writer.write(response)
                 finished = finished or answer.done
@@ -158,4 +158,4 @@ class _CallReader(Reader):
 def _aborted_on_arrival(sequences: int) -> Chunk:
     """Return the only output of a request whose id an Abort asked to remember."""
     outputs = [pb.SequenceOutput(index=i, finish_reason=pb.FINISH_REASON_ABORT) for i in range(sequences)]
-    return Chunk(outputs, Closing())
+    return Chunk(outputs, RequestEnd())

@@ -7,7 +7,7 @@ from vllm.v1.outputs import LogprobsLists
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1 import logprobs_pb2
 from tokenwire_server.conversion.logprobs import LogprobColumns
-from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, fill_ending
+from tokenwire_server.conversion.outputs import Chunk, RequestEnd, SequenceEnd, fill_sequence_end
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError
 
@@ -17,13 +17,13 @@ class CallSink(Sink):
 
     __slots__ = (
         "_chunk",
-        "_closing",
         "_cumulative",
         "_discarded",
-        "_ending",
         "_error",
         "_fed",
         "_logprobs",
+        "_request_end",
+        "_sequence_end",
         "_stream",
         "_token_ids",
         "_top_ids",
@@ -44,8 +44,8 @@ class CallSink(Sink):
         self._top_ids = 0
         self._cumulative = 0.0
         self._fed = False
-        self._ending: Ending | None = None
-        self._closing: Closing | None = None
+        self._sequence_end: SequenceEnd | None = None
+        self._request_end: RequestEnd | None = None
         self._chunk: Chunk | None = None
         self._error: RequestError | None = None
         self._discarded: RequestError | None = None
@@ -64,10 +64,10 @@ class CallSink(Sink):
             self._fed = True
             self._wake()
 
-    def end(self, ending: Ending, closing: Closing) -> None:
+    def end(self, sequence_end: SequenceEnd, request_end: RequestEnd) -> None:
         """Receive the end of the direct path."""
-        self._ending = ending
-        self._closing = closing
+        self._sequence_end = sequence_end
+        self._request_end = request_end
         self._fed = True
         self._wake()
 
@@ -110,7 +110,7 @@ class CallSink(Sink):
         """Wait for the next output.
 
         Returns:
-            The output. After one with `closing` there is none.
+            The output. After one with `request_end` there is none.
 
         Raises:
             RequestError: the request has failed.
@@ -145,9 +145,9 @@ class CallSink(Sink):
                     cumulative_logprob=self._cumulative,
                 )
             )
-        if self._ending is not None:
-            fill_ending(message, self._ending)
-        return Chunk([message], self._closing)
+        if self._sequence_end is not None:
+            fill_sequence_end(message, self._sequence_end)
+        return Chunk([message], self._request_end)
 
 
 def _merge(pending: Chunk, chunk: Chunk) -> None:
@@ -164,4 +164,4 @@ def _merge(pending: Chunk, chunk: Chunk) -> None:
             before.sampling_mask.token_ids = mask
     if chunk.prompt_logprobs is not None:
         pending.prompt_logprobs = chunk.prompt_logprobs
-    pending.closing = chunk.closing
+    pending.request_end = chunk.request_end

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.generation_pb2 import SequenceOutput
-from tokenwire_server.conversion.outputs import Chunk, fill_closing
+from tokenwire_server.conversion.outputs import Chunk, fill_request_end
 from tokenwire_server.conversion.request import EngineRequest
 
 
@@ -38,7 +38,7 @@ class StreamAnswer:
             _fill_first(response, self._request, chunk)
         for output in chunk.outputs:
             self._completion_tokens += len(output.token_ids)
-        if chunk.closing is not None:
+        if chunk.request_end is not None:
             _fill_last(response, self._request, chunk, self._completion_tokens)
         return (response,)
 
@@ -62,5 +62,5 @@ def _fill_last(
     chunk: Chunk,
     completion_tokens: int,
 ) -> None:
-    assert chunk.closing is not None
-    fill_closing(response, chunk.closing, len(request.prompt_token_ids), completion_tokens)
+    assert chunk.request_end is not None
+    fill_request_end(response, chunk.request_end, len(request.prompt_token_ids), completion_tokens)

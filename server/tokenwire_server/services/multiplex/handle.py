@@ -6,7 +6,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from tokenwire.v1 import generation_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
-from tokenwire_server.conversion.outputs import Chunk, Closing, Ending, fill_closing, fill_ending
+from tokenwire_server.conversion.outputs import Chunk, RequestEnd, SequenceEnd, fill_request_end, fill_sequence_end
 from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError
@@ -81,14 +81,14 @@ class HandleSink(Sink):
             if not pending.marked:
                 pending.mark()
 
-    def end(self, ending: Ending, closing: Closing) -> None:
+    def end(self, sequence_end: SequenceEnd, request_end: RequestEnd) -> None:
         """Receive the end of the direct path."""
         finish = pb.MultiplexFinish(handle=self.handle)
-        fill_ending(finish, ending)
+        fill_sequence_end(finish, sequence_end)
         if self.top_k is not None:
             finish.cumulative_logprob = self._cumulative
         self._completion_tokens = self.num_tokens
-        self._close([finish], closing)
+        self._close([finish], request_end)
 
     def take(self, chunk: Chunk) -> None:
         """Receive an output of the ordinary path."""
@@ -114,8 +114,8 @@ class HandleSink(Sink):
                 if output.index in self._masks:
                     finish.sampling_mask.CopyFrom(self._masks.pop(output.index))
                 finishes.append(finish)
-        if chunk.closing is not None:
-            self._close(finishes, chunk.closing)
+        if chunk.request_end is not None:
+            self._close(finishes, chunk.request_end)
         elif finishes:
             pending.finish(self.handle, finishes)
         pending.mark()
@@ -128,16 +128,16 @@ class HandleSink(Sink):
             pb.MultiplexFinish(handle=self.handle, index=i, finish_reason=generation_pb2.FINISH_REASON_ABORT)
             for i in range(request.params.n)
         ]
-        self._close(finishes, Closing())
+        self._close(finishes, RequestEnd())
 
     def take_failure(self, error: RequestError) -> None:
         """Receive the failure of the request."""
         self._on_end(self)
         self._pending.fail(self.handle, error)
 
-    def _close(self, finishes: list[pb.MultiplexFinish], closing: Closing) -> None:
+    def _close(self, finishes: list[pb.MultiplexFinish], request_end: RequestEnd) -> None:
         last = finishes[-1]
         last.last = True
-        fill_closing(last, closing, self._prompt_tokens, self._completion_tokens)
+        fill_request_end(last, request_end, self._prompt_tokens, self._completion_tokens)
         self._on_end(self)
         self._pending.finish(self.handle, finishes)

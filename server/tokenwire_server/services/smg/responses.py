@@ -8,7 +8,7 @@ from smg_grpc_proto import vllm_engine_pb2 as smg
 
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1 import logprobs_pb2
-from tokenwire_server.conversion.outputs import Chunk, Closing
+from tokenwire_server.conversion.outputs import Chunk, RequestEnd
 from tokenwire_server.services.smg.stop_strings import StopStrings
 
 _FINISH_REASONS = {
@@ -78,7 +78,9 @@ class Answer:
             elif output.token_ids:
                 yield self._chunk(output, sequence)
             if sequence.finished:
-                yield self._complete(output if self._stream else sequence.gathered, sequence, matched, chunk.closing)
+                yield self._complete(
+                    output if self._stream else sequence.gathered, sequence, matched, chunk.request_end
+                )
 
     def _chunk(self, output: pb.SequenceOutput, sequence: _Sequence) -> Any:
         message = smg.GenerateStreamChunk(
@@ -91,7 +93,7 @@ class Answer:
         return smg.GenerateResponse(chunk=message)
 
     def _complete(
-        self, output: pb.SequenceOutput, sequence: _Sequence, matched: str | None, closing: Closing | None
+        self, output: pb.SequenceOutput, sequence: _Sequence, matched: str | None, request_end: RequestEnd | None
     ) -> Any:
         message = smg.GenerateComplete(
             finish_reason=_FINISH_REASONS[output.finish_reason],
@@ -99,11 +101,11 @@ class Answer:
             completion_tokens=sequence.num_tokens,
             index=output.index,
         )
-        cached_tokens = self._cached_tokens(output.index) if closing is None else closing.cached_tokens
+        cached_tokens = self._cached_tokens(output.index) if request_end is None else request_end.cached_tokens
         if cached_tokens is not None:
             message.cached_tokens = cached_tokens
-        if closing is not None and closing.kv_transfer_params_json is not None:
-            message.kv_transfer_params_json = closing.kv_transfer_params_json
+        if request_end is not None and request_end.kv_transfer_params_json is not None:
+            message.kv_transfer_params_json = request_end.kv_transfer_params_json
         if matched is not None:
             message.matched_stop_str = matched
         elif output.HasField("stop_token_id"):
