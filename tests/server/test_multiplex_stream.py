@@ -8,6 +8,7 @@ import pytest
 from vllm.config import VllmConfig
 
 from fake_engine import FakeEngineServer, read, within
+from fake_engine.lives import Context
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.multiplex_pb2 import MultiplexAbort, MultiplexSubmit
@@ -23,27 +24,16 @@ async def server(vllm_config: VllmConfig) -> Any:
         yield running
 
 
-class UnreadContext:
+class UnreadContext(Context):
     """A call whose caller takes its first message and then reads no more."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.written: asyncio.Queue[pb.MultiplexResponse] = asyncio.Queue()
         self.reads = asyncio.Event()
 
-    def invocation_metadata(self) -> None:
-        return None
-
-    def peer_identities(self) -> None:
-        return None
-
-    def auth_context(self) -> dict[str, Any]:
-        return {}
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
-
-    async def write(self, response: pb.MultiplexResponse) -> None:
-        self.written.put_nowait(response)
+    async def write(self, message: pb.MultiplexResponse) -> None:
+        self.written.put_nowait(message)
         await self.reads.wait()
 
 
