@@ -105,6 +105,11 @@ def engine_dead() -> RequestError:
     return RequestError(Reason.ENGINE_DEAD, "the engine has died; send the request to another one")
 
 
+def internal_error() -> RequestError:
+    """Return the error for a bug of the server: the cause may hold paths or prompts, so it goes to the log alone."""
+    return RequestError(Reason.INTERNAL, "internal error; see the server's log")
+
+
 def to_status(error: RequestError) -> status_pb2.Status:
     """Return the google.rpc.Status of an error."""
     number: int = error.code.value[0]
@@ -146,5 +151,5 @@ class boundary:  # noqa: N801  # used as a keyword: `async with errors.boundary(
         if not isinstance(error, RequestError):
             # The text of an unforeseen exception may hold paths or prompts: it goes to the log, never to the caller.
             logger.error("%s failed unexpectedly", self._method, exc_info=error)
-            error = RequestError(Reason.INTERNAL, "internal error; the server's log has the cause")
+            error = internal_error()
         await self._context.abort_with_status(rpc_status.to_status(to_status(error)))

@@ -229,6 +229,42 @@ async def test_a_request_that_vllm_refuses_is_as_if_it_had_never_been_seen(serve
     assert (await within(server.generate(request_id="a"))).outputs[0].finish_reason == FINISH_REASON_ABORT
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_submit_that_vllm_refuses_has_one_end(server: FakeEngineServer, n: int) -> None:
+    """vLLM aborts what it has of a request with n > 1 by itself, which is nobody's ABORT."""
+    server.core.refusal = VLLMValidationError("not like this", parameter="temperature")
+    stream = Stream(server)
+    await stream.submit(1, request_id="a", sampling_params=SamplingParams(n=n, temperature=1))
+    step = await stream.steps_until(lambda step: step.rejected)
+    assert not step.finished
+    assert step.rejected[0].status.reason == Reason.INVALID_FIELD
+    assert await server.abort("a") == [ABORT_OUTCOME_NOT_FOUND]
+    server.core.refusal = None
+    await stream.submit(1, request_id="a")
+    (await server.core.next_request()).step(5, finish="length")
+    step = await stream.steps_until(lambda step: step.finished)
+    assert not step.rejected
+    assert list(step.token_ids) == [5]
+    assert server.engine.unfinished == 0
+    stream.call.cancel()
+
+
+async def test_a_bug_in_one_submit_does_not_end_the_stream(
+    server: FakeEngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(server)
+    await stream.submit(1)
+    live = await server.core.next_request()
+    monkeypatch.setattr(server.engine, "convert", None)
+    await stream.submit(2)
+    step = await stream.steps_until(lambda step: step.rejected)
+    assert [(event.handle, event.status.reason) for event in step.rejected] == [(2, Reason.INTERNAL)]
+    live.step(5, finish="length")
+    step = await stream.steps_until(lambda step: step.finished)
+    assert step.finished[0].handle == 1
+    stream.call.cancel()
+
+
 async def test_an_abort_that_waits_for_a_request_which_the_engine_then_refuses(server: FakeEngineServer) -> None:
     """FAULTS A6, with the abort in between."""
     server.core.admission.clear()

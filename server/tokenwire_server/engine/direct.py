@@ -14,7 +14,7 @@ Requests that need more than tokens and log probabilities of one sequence go vLL
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -29,9 +29,8 @@ from vllm.v1.engine.output_processor import (
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from tokenwire._contract import Reason
 from tokenwire_server.engine.sink import Sink
-from tokenwire_server.errors import RequestError
+from tokenwire_server.errors import internal_error
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ _EXPECTED = {
         "iteration_stats",
         "weight_version",
     ),
+    OutputProcessor.abort_requests: ("self", "request_ids", "internal"),
     OutputProcessor.update_scheduler_stats: ("self", "scheduler_stats"),
     OutputProcessor._update_stats_from_output: (  # noqa: SLF001  # the seam this module is about
         "self",
@@ -172,6 +172,24 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         sink = self._expected.get(request.external_req_id)
         super().add_request(request, prompt, parent_req, request_index, queue if sink is None else sink)
 
+    def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:  # noqa: FBT001  # vLLM's signature
+        """Abort requests, without an output for one that is being added.
+
+        Only AsyncLLM itself aborts such a request, because adding it has failed: its caller gets that reason.
+
+        Returns:
+            The internal ids to abort in the engine process.
+
+        """
+        request_ids = list(request_ids)
+        if internal and self._expected:
+            for request_id in request_ids:
+                state = self.request_states.get(request_id)
+                if state is not None and state.external_req_id in self._expected:
+                    state.queue = None
+        aborted: list[str] = super().abort_requests(request_ids, internal)
+        return aborted
+
     def process_outputs(
         self,
         engine_core_outputs: list[EngineCoreOutput],
@@ -209,7 +227,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
                     )
             except Exception:
                 logger.exception("could not deliver an output of request %s", state.external_req_id)
-                sink.fail(RequestError(Reason.INTERNAL, "internal error; the server's log has the cause"))
+                sink.fail(internal_error())
             if output.finish_reason is not None:
                 self._finish_request(state)
                 self._update_stats_from_finished(state, output.finish_reason, iteration_stats)

@@ -25,7 +25,7 @@ from tokenwire_server.conversion.outputs import (
     to_sequence_end,
 )
 from tokenwire_server.conversion.request import EngineRequest
-from tokenwire_server.errors import RequestError, engine_dead
+from tokenwire_server.errors import RequestError, engine_dead, internal_error
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Sink:
             self.fail(error)
         except Exception:
             logger.exception("could not deliver an output of request %s", self.internal_id)
-            self.fail(RequestError(Reason.INTERNAL, "internal error; the server's log has the cause"))
+            self.fail(internal_error())
 
     def _put(self, output: RequestOutput | Exception) -> None:
         if isinstance(output, Exception):

@@ -1,6 +1,7 @@
 """A Multiplex stream: its caller's actions in, its requests' events out."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import multiplex_pb2
 from tokenwire_server.access import caller
-from tokenwire_server.errors import RequestError, Violation, invalid_field
+from tokenwire_server.errors import RequestError, Violation, internal_error, invalid_field
 from tokenwire_server.requests.admission import admit
 from tokenwire_server.requests.incoming import IncomingRequest
 from tokenwire_server.requests.live_request import LiveRequest
@@ -21,6 +22,8 @@ from tokenwire_server.services.host import Host
 from tokenwire_server.services.multiplex.handle import HandleSink
 from tokenwire_server.services.multiplex.pending import Pending
 from tokenwire_server.transport.handlers import ResponseWriter
+
+logger = logging.getLogger(__name__)
 
 _MAX_ABORT_HANDLES = 10_000
 """Maximum number of handles in one abort, as of the ids of an Abort call, unless the stream may have more live requests."""
@@ -140,16 +143,24 @@ class MultiplexStream(Reader):
                 sink = self._handles[handle] = HandleSink(handle, self._pending, self._on_end)
                 live = await admit(serving, incoming, self._caller, sink, stream=True)
         except RequestError as error:
-            # A sink that has failed meanwhile has reported that already.
-            if sink is None or self._handles.get(handle) is sink:
-                self._pending.reject(handle, error)
-                if sink is not None:
-                    del self._handles[handle]
-            return
-        if sink.internal_id:
-            sink.accept()
+            self._reject(handle, sink, error)
+        except Exception:
+            # A bug, which ends this submit and not the requests of the whole stream.
+            logger.exception("a submit failed unexpectedly")
+            self._reject(handle, sink, internal_error())
         else:
-            sink.end_on_arrival(live.request)
+            if sink.internal_id:
+                sink.accept()
+            else:
+                sink.end_on_arrival(live.request)
+
+    def _reject(self, handle: int, sink: HandleSink | None, error: RequestError) -> None:
+        if sink is None:
+            self._pending.reject(handle, error)
+        elif self._handles.get(handle) is sink:
+            del self._handles[handle]
+            self._pending.reject(handle, error)
+        # Otherwise the sink has failed before, and has reported that.
 
     def _check_submit(self, submit: multiplex_pb2.MultiplexSubmit) -> Serving:
         handle = submit.handle
