@@ -1,84 +1,86 @@
-"""The server's own options with their defaults, and its exit codes: what the command line and the server agree on."""
+"""The server's own options, their defaults, and its exit codes."""
 
 import dataclasses
 from enum import IntEnum
 
 OPEN_SERVICES = ("health", "reflection")
-"""Services that may be open to callers without a token."""
+"""Services that can be opened to callers without a token."""
 
 
 class ExitCode(IntEnum):
     """Exit codes of `tokenwire serve`; listed in the README."""
 
     OK = 0
-    """A stop signal, and a clean end."""
+    """Clean shutdown after a signal."""
     INTERNAL = 1
-    """A background task of the server failed; the log has the cause."""
+    """A background task of the server failed; see the log."""
     USAGE = 2
-    """Bad options."""
+    """Invalid options."""
     STARTUP = 3
-    """The address is taken, a file of certificates or tokens is not right, or the engine could not be started."""
+    """The address is in use, a certificate or token file is invalid, or the engine could not be loaded."""
     ENGINE_DIED = 4
     """The engine died while serving."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Options of the server itself; `arguments` makes it from the command line."""
+    """Options of the server itself; `arguments` builds it from the command line."""
 
     host: str = "127.0.0.1"
-    """Interface to listen on. Loopback unless another one is asked for."""
+    """Host name or IP address to listen on; loopback by default."""
 
     port: int = 50051
-    """TCP port; 0 lets the system choose."""
+    """TCP port to listen on; 0 selects a free port."""
 
     uds: str | None = None
-    """Path of a UNIX socket to listen on in place of TCP; None means TCP."""
+    """Path of a UNIX domain socket to listen on instead of TCP; None means TCP."""
 
     uds_mode: int = 0o600
-    """File mode of that socket: who of the machine's users may connect."""
+    """File mode of the UNIX domain socket, which determines the local users who can connect."""
 
     tls_cert: str | None = None
-    """File with the TLS certificate and its chain; None means plain text. Read again when it changes, as are all these."""
+    """PEM file with the server's certificate chain; None means plaintext. This file and the next three are reloaded
+    when they change."""
 
     tls_key: str | None = None
-    """File with the certificate's key; goes with `tls_cert`."""
+    """PEM file with the certificate's private key; required with `tls_cert`."""
 
     tls_client_ca: str | None = None
-    """File with the authorities whose certificates clients must show; None asks them for none."""
+    """PEM file with CA certificates; clients must present a certificate issued by one of them. None means no mTLS."""
 
     token_file: str | None = None
-    """File with the bearer tokens of which a call must show one; None asks for none."""
+    """File with bearer tokens, one of which every call must present; None means that no token is required."""
 
     open_services: tuple[str, ...] = ("health",)
-    """Which of "health" and "reflection" need no token."""
+    """Services of `OPEN_SERVICES` that can be called without a token."""
 
     drain_timeout: float = 30.0
-    """Seconds that running requests get to finish after a stop signal; then they end with ABORT."""
+    """Maximum seconds for requests in flight to finish after a stop signal; the rest end with ABORT."""
 
     max_receive_message_bytes: int = 64 * 1024 * 1024
-    """Largest message taken, in bytes: 16 million token ids or so."""
+    """Maximum size of a received message, in bytes: about 16 million token ids."""
 
     max_send_message_bytes: int = 256 * 1024 * 1024
-    """Largest message sent, in bytes."""
+    """Maximum size of a sent message, in bytes."""
 
     slow_reader_timeout: float = 60.0
-    """Seconds that a caller may leave a message of its stream unread before the stream is ended."""
+    """Maximum seconds that a client may leave its stream unread before the server ends the stream."""
 
     engine_timeout: float = 300.0
-    """Seconds that the engine may take for one step before it counts as dead; 0 means no limit."""
+    """Maximum seconds for one engine step, after which the engine is considered dead; 0 means no limit."""
 
     stay_after_engine_death: bool = False
-    """Whether the process stays up, refusing all requests, when its engine has died."""
+    """Whether the process keeps running and refuses all requests after the engine has died."""
 
     max_requests_per_stream: int = 16_384
-    """Most live requests of one Multiplex stream."""
+    """Maximum number of requests in flight on one Multiplex stream."""
 
     max_requests_per_client: int | None = None
-    """Most live requests of one principal, or of one machine where there is no authentication; None means no limit."""
+    """Maximum number of requests in flight of one client: a principal, or a machine if there is no authentication.
+    None means no limit."""
 
     smg: bool = False
-    """Whether `vllm.grpc.engine.VllmEngine`, which smg's gateway speaks, is served beside our service."""
+    """Whether to also serve `vllm.grpc.engine.VllmEngine`, for smg's gateway."""
 
     @property
     def address(self) -> str:

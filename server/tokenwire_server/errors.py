@@ -1,8 +1,8 @@
-"""The one place where an error becomes a gRPC status.
+"""Maps errors to gRPC statuses; no other module does.
 
-Everything that refuses or fails a request raises a `RequestError` with a `Reason`. The table below gives each reason
-its status code; `to_status` adds the google.rpc details: ErrorInfo always, BadRequest where a field is at fault,
-RetryInfo where sending the same request again helps.
+Code that refuses or fails a request raises a `RequestError` with a `Reason`. The table below maps each reason to its
+status code; `to_status` adds the google.rpc details: ErrorInfo always, BadRequest if a field is invalid, RetryInfo if
+a retry of the same request can succeed.
 """
 
 import logging
@@ -19,9 +19,9 @@ from tokenwire._contract import ERROR_DOMAIN, Reason
 logger = logging.getLogger(__name__)
 
 _RETRY_DELAY = 1.0
-"""Seconds to wait before another try, for reasons where one helps."""
+"""Seconds to wait before a retry, for reasons where a retry can succeed."""
 _MAX_TEXT = 500
-"""Bytes of a text that may quote the request: gRPC drops a status that is too large for the trailing metadata."""
+"""Maximum bytes of a text that may quote the request: gRPC drops a status too large for the trailing metadata."""
 
 
 class _Row(NamedTuple):
@@ -56,18 +56,26 @@ _TABLE: dict[Reason, _Row] = {
 
 
 class Violation(NamedTuple):
-    """A field at fault."""
+    """An invalid field."""
 
     field: str
-    """Path of the field within the request message, "input.sampling_params.top_p" for example."""
+    """Path of the field in the request message, for example "input.sampling_params.top_p"."""
     description: str
-    """What is wrong with it and what would be right."""
+    """What a valid value is, or why this one is invalid."""
 
 
 class RequestError(Exception):
-    """A request that is refused or has failed; its caller is told all that it holds."""
+    """A request that is refused or has failed; everything in it is sent to the caller."""
 
     def __init__(self, reason: Reason, message: str, violations: Sequence[Violation] = ()) -> None:
+        """Make an error.
+
+        Args:
+            reason: the reason, which determines the status code.
+            message: the status message; truncated if it is too long for the trailing metadata.
+            violations: the invalid fields.
+
+        """
         message = _shorten(message)
         super().__init__(message)
         self.reason = reason
@@ -81,7 +89,7 @@ class RequestError(Exception):
 
     @property
     def retry_delay(self) -> float | None:
-        """Seconds to wait before the same request may help again; None where it does not."""
+        """Seconds to wait before a retry of the same request; None if a retry cannot succeed."""
         return _RETRY_DELAY if _TABLE[self.reason].retry else None
 
 
@@ -91,18 +99,18 @@ def _shorten(text: str) -> str:
 
 
 def invalid_field(field: str, description: str) -> RequestError:
-    """Return the error for a field with a wrong value."""
+    """Return the error for a field with an invalid value."""
     return RequestError(Reason.INVALID_FIELD, f"{field}: {description}", (Violation(field, description),))
 
 
 def unsupported_field(field: str, description: str) -> RequestError:
-    """Return the error for a field that this server or its engine does not honour."""
+    """Return the error for a field that this server or its engine does not support."""
     return RequestError(Reason.UNSUPPORTED_FIELD, f"{field}: {description}", (Violation(field, description),))
 
 
 def engine_dead() -> RequestError:
-    """Return the error of every request from the engine's death on."""
-    return RequestError(Reason.ENGINE_DEAD, "the engine has died; send the request to another one")
+    """Return the error of every request once the engine has died."""
+    return RequestError(Reason.ENGINE_DEAD, "the engine has died; send the request to another engine")
 
 
 def internal_error() -> RequestError:
@@ -129,9 +137,9 @@ def to_status(error: RequestError) -> status_pb2.Status:
 
 
 class boundary:  # noqa: N801  # used as a keyword: `async with errors.boundary(context, "Generate"):`
-    """Ends a call with the status of the error that leaves its block, whichever it is.
+    """Aborts a call with the status of any error raised in its block.
 
-    Cancellation and a generator's end pass through.
+    Cancellation and GeneratorExit pass through.
     """
 
     __slots__ = ("_context", "_method")
@@ -149,7 +157,7 @@ class boundary:  # noqa: N801  # used as a keyword: `async with errors.boundary(
         if error is None or not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
             return
         if not isinstance(error, RequestError):
-            # The text of an unforeseen exception may hold paths or prompts: it goes to the log, never to the caller.
+            # An unexpected exception's text may contain paths or prompts: it is logged, never sent to the caller.
             logger.error("%s failed unexpectedly", self._method, exc_info=error)
             error = internal_error()
         await self._context.abort_with_status(rpc_status.to_status(to_status(error)))

@@ -53,7 +53,7 @@ def test_a_signal_ends_a_load_that_hangs(tmp_path: Path) -> None:
         server.send(signal.SIGTERM)
         assert server.wait(leftovers_timeout=5) == 0, server.log
         assert not server.leftovers
-        assert "stopping while loading" in server.stderr
+        assert "shutting down while loading" in server.stderr
         assert "tokenwire: serving" not in server.stdout
         assert "Traceback" not in server.stderr
 

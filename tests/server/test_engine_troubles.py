@@ -139,7 +139,7 @@ async def running_handler(_: pytest.MonkeyPatch, llm: Any) -> None:
         (other_signature, "process_outputs takes ('self', 'outputs'), not ('self', 'engine_core_outputs')"),
         (missing_field, "EngineCoreOutput has no a_field_of_the_next_vllm"),
         (other_processor, "AsyncLLM has a Tracing"),
-        (running_handler, "AsyncLLM has started its output handler already"),
+        (running_handler, "AsyncLLM has already started its output handler"),
     ],
     ids=["signature", "field", "processor", "handler"],
 )

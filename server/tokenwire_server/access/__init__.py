@@ -1,1 +1,1 @@
-"""Authentication: TLS, bearer tokens, and the principal that a request belongs to."""
+"""Authentication: TLS, bearer tokens, and the principal of each call."""

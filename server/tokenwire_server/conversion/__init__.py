@@ -1,1 +1,1 @@
-"""Between the contract and vLLM: requests one way, outputs and what is told of the engine the other."""
+"""Conversion between the contract and vLLM: requests in one direction, outputs and engine information in the other."""

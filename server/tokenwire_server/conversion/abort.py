@@ -1,4 +1,4 @@
-"""Checks of an AbortRequest."""
+"""Validation of AbortRequest."""
 
 from tokenwire.v1.engine_service_pb2 import AbortRequest
 from tokenwire_server.conversion.fields import check_request_id, positive_seconds
@@ -21,9 +21,9 @@ def check_abort(request: AbortRequest) -> float | None:
 
     """
     if not request.request_ids:
-        raise invalid_field("request_ids", "must name at least one request; an empty list never means all")
+        raise invalid_field("request_ids", "must contain at least one id; an empty list does not mean all requests")
     if len(request.request_ids) > _MAX_IDS:
-        raise invalid_field("request_ids", f"must name at most {_MAX_IDS} requests")
+        raise invalid_field("request_ids", f"must contain at most {_MAX_IDS} ids")
     for position, request_id in enumerate(request.request_ids):
         check_request_id(request_id, f"request_ids[{position}]")
     if not request.HasField("remember_unknown_for"):

@@ -1,4 +1,4 @@
-"""The conversion of requests with all that one engine's checks need."""
+"""Conversion of requests for one engine, with the checks that depend on it."""
 
 from collections.abc import Callable, Mapping
 
@@ -27,10 +27,11 @@ class RequestConverter:
         """Make a converter.
 
         Args:
-            processor: vLLM's own checks of requests.
-            limits: what the engine allows.
-            adapters: LoRA adapters by the names that requests use.
-            refused_field: names the first sampling field that the engine's device does not honour; None: it honours all.
+            processor: vLLM's input processor, with its own checks.
+            limits: the engine's limits and features.
+            adapters: LoRA adapters by name.
+            refused_field: returns the name of the first sampling field that the device does not support; None if it
+                supports all.
 
         """
         self._processor = processor
@@ -52,8 +53,8 @@ class RequestConverter:
         Args:
             message: the request, which has passed `check_input`.
             request_id: the caller's id or a server-generated one.
-            trace_headers: W3C trace context of the call's metadata; None without.
-            stream: whether the caller wants outputs as they come, rather than all at once.
+            trace_headers: W3C trace context from the call's metadata; None if there is none.
+            stream: whether the caller receives outputs as they are generated, rather than all at once.
             path: path of `message` in the request message, for errors.
 
         Returns:
@@ -74,7 +75,7 @@ class RequestConverter:
         )
         params, path = request.params, f"{path}.sampling_params"
         if self._refused_field is not None and (name := self._refused_field(params)) is not None:
-            raise unsupported_field(f"{path}.{name}", "the simulated device does not honour it")
+            raise unsupported_field(f"{path}.{name}", "the simulated device does not support it")
         if params.structured_outputs is not None:
             check_grammar(
                 params,
@@ -85,8 +86,8 @@ class RequestConverter:
                 tokenizer=self._processor.tokenizer,
             )
         try:
-            # Custom logits processors, which read extra_args; vLLM does not report which one refused.
+            # Custom logits processors, which read extra_args; vLLM does not report which of them refused the request.
             self._processor.validate_logits_processors_params(params)
         except (VLLMClientError, ValueError) as error:
-            raise invalid_field(f"{path}.extra_args_json", f"a logits processor refuses it: {error}") from error
+            raise invalid_field(f"{path}.extra_args_json", f"refused by a logits processor: {error}") from error
         return request

@@ -1,4 +1,4 @@
-"""vLLM's exceptions as the server's own."""
+"""Translates vLLM's exceptions to the server's own."""
 
 import re
 
@@ -28,12 +28,12 @@ FAULTS = (
     RetryableRequestError,
     VLLMClientError,
 )
-"""The exceptions that `translate` knows. Any other is a bug, of ours or of vLLM's."""
+"""The exceptions that `translate` handles. Any other is a bug, in tokenwire or in vLLM."""
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's text that says something, for messages of one line."""
-    # The first line of pydantic's own text only counts the errors.
+    """Return the first informative line of an exception's text, for one-line messages."""
+    # The first line of pydantic's text contains only the number of errors.
     text = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
     lines = text.strip().splitlines()
     return lines[0] if lines else type(error).__name__
@@ -51,17 +51,17 @@ def translate(error: BaseException, path: str) -> RequestError:
                 Reason.QUEUED_TOKENS_LIMIT, "the engine has too many prompt tokens queued (--max-num-queued-tokens)"
             )
         case RetryableRequestError():
-            return RequestError(Reason.ENGINE_PAUSED, f"the engine takes no requests now: {error}")
+            return RequestError(Reason.ENGINE_PAUSED, f"the engine is not accepting requests: {error}")
         case VLLMNotFoundError():
             violation = Violation(f"{path}.model", "must name a model or adapter that can be loaded")
             return RequestError(Reason.UNKNOWN_MODEL, str(error), (violation,))
-    # What is left of FAULTS is the caller's fault.
+    # The rest of FAULTS are errors in the request.
     message = Exception.__str__(error) or type(error).__name__
     return invalid_field(_field_path(error, message, path), message)
 
 
 def _field_path(error: BaseException, message: str, path: str) -> str:
-    # vLLM names the parameter in some of its validation errors only; the others start with it.
+    # Only some of vLLM's validation errors name the parameter; the text of the others starts with it.
     named = error.parameter if isinstance(error, VLLMValidationError) else None
     word = named or (match.group(1) if (match := _FIRST_WORD.match(message)) else "")
     if word in _SAMPLING_FIELDS:

@@ -1,4 +1,4 @@
-"""Checks of single fields, for messages of every kind."""
+"""Validation of single fields, for all request messages."""
 
 import re
 
@@ -21,7 +21,7 @@ def check_request_id(request_id: str, path: str) -> None:
 
 
 def positive_seconds(duration: Duration, path: str) -> float:
-    """Convert a duration, which must be above zero.
+    """Convert a duration that must be greater than zero.
 
     Args:
         duration: the field's value.
@@ -36,5 +36,5 @@ def positive_seconds(duration: Duration, path: str) -> float:
     """
     seconds = duration.seconds + duration.nanos / 1e9
     if seconds <= 0:
-        raise invalid_field(path, "must be above zero; leave it out for no limit")
+        raise invalid_field(path, "must be greater than zero; leave it unset for no limit")
     return seconds

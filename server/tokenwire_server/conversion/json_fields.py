@@ -1,4 +1,4 @@
-"""Fields that hold JSON text."""
+"""Validation of fields that contain JSON text."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tokenwire_server.errors import invalid_field
 
 _MAX_DEPTH = 64
-"""Maximum nesting of arrays and objects; the engine process reads them recursively and dies at its own limit."""
+"""Maximum nesting of arrays and objects; the engine process decodes them recursively and dies at its own limit."""
 
 
 def json_object(text: str, path: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def json_object(text: str, path: str) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise invalid_field(path, f"holds the key {key!r} twice")
+                raise invalid_field(path, f"must not contain duplicate keys, got {key!r} twice")
             result[key] = value
         return result
 
@@ -46,7 +46,7 @@ def json_object(text: str, path: str) -> dict[str, Any]:
 
 
 def check_json_object(text: str, path: str) -> None:
-    """Check that a field which is passed on verbatim holds a JSON object.
+    """Check that a field that is passed on verbatim contains a JSON object.
 
     Raises:
         RequestError: INVALID_FIELD.
@@ -61,7 +61,7 @@ def check_json_object(text: str, path: str) -> None:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_json(value: dict[str, Any], path: str) -> None:
@@ -81,7 +81,7 @@ def _check_level(value: Any, path: str) -> list[Any]:
             inner.append(item)
         elif isinstance(item, str):
             if not item.isascii() and any("\ud800" <= character <= "\udfff" for character in item):
-                raise invalid_field(path, "must not hold a lone surrogate")
+                raise invalid_field(path, "must not contain lone surrogates")
         elif isinstance(item, int) and not -(2**63) <= item < 2**64:
-            raise invalid_field(path, "must hold integers from -2^63 to 2^64 - 1 only")
+            raise invalid_field(path, "must contain only integers in [-2^63, 2^64 - 1]")
     return inner

@@ -1,4 +1,4 @@
-"""From vLLM's outputs to the contract's messages: sequences, their end and the end of the request."""
+"""Converts vLLM's outputs to the contract's messages: sequences, their ends, and the end of the request."""
 
 import dataclasses
 import json
@@ -114,8 +114,9 @@ def to_sequence_end(
     Args:
         reason: vLLM's finish reason.
         stop_reason: the id of the stop token; None or one of vLLM's texts if no stop token ended the sequence.
-        weight_versions: which version of the weights sampled which tokens; None if the engine does not label its weights.
-        spec_decode_metrics: counts of speculative decoding; None without it.
+        weight_versions: the spans of tokens sampled by each version of the weights; None if the engine does not report
+            versions.
+        spec_decode_metrics: counts of speculative decoding; None if it is not enabled.
 
     Returns:
         The end of the sequence in the contract's terms.

@@ -1,4 +1,4 @@
-"""From the contract's GenerationInput to a typed request that AsyncLLM.add_request takes."""
+"""Converts the contract's GenerationInput to the arguments of AsyncLLM.add_request."""
 
 import array
 import dataclasses
@@ -21,11 +21,12 @@ from tokenwire_server.conversion.limits import RequestLimits
 from tokenwire_server.errors import RequestError, Violation, invalid_field
 
 _MAX_CACHE_SALT = 1024
+"""Maximum length of `cache_salt` in characters, as in the contract."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A checked request in vLLM's terms. Nothing after its conversion reads the message that it came from."""
+    """A validated request in vLLM's terms. The message that it was converted from is not read any more."""
 
     request_id: str
     """The caller's id, or a server-generated one."""
@@ -46,12 +47,12 @@ class EngineRequest:
 
 
 def number_of_sequences(message: GenerationInput) -> int:
-    """Return the n of a request that is not checked yet."""
+    """Return the n of a request that has not been validated yet."""
     return message.sampling_params.n if message.sampling_params.HasField("n") else 1
 
 
 def check_input(message: GenerationInput, path: str = "input") -> None:
-    """Check what takes no work, before a prompt that may be long is converted.
+    """Run the cheap checks that need only the message, before a possibly long prompt is converted.
 
     Args:
         message: the request.
@@ -68,7 +69,7 @@ def check_input(message: GenerationInput, path: str = "input") -> None:
     if message.HasField("cache_salt") and not 1 <= len(message.cache_salt) <= _MAX_CACHE_SALT:
         raise invalid_field(f"{path}.cache_salt", f"must have 1 to {_MAX_CACHE_SALT} characters")
     if message.HasField("model") and not message.model:
-        raise invalid_field(f"{path}.model", "must not be empty; leave it out for the base model")
+        raise invalid_field(f"{path}.model", "must not be empty; leave it unset for the base model")
     if message.HasField("max_time"):
         positive_seconds(message.max_time, f"{path}.max_time")
 
@@ -87,11 +88,11 @@ def to_engine_request(
 
     Args:
         message: the contract's input, which has passed `check_input`.
-        limits: what the engine allows.
-        adapters: LoRA adapters by the names that requests use.
+        limits: the engine's limits and features.
+        adapters: LoRA adapters by name.
         request_id: the caller's id or a server-generated one.
-        trace_headers: W3C trace context of the call's metadata, for a request without trace headers of its own.
-        stream: whether the caller wants deltas.
+        trace_headers: W3C trace context from the call's metadata; the request's own trace headers take precedence.
+        stream: whether the caller receives outputs as they are generated, rather than all at once.
         path: path of `message` in the request message, for errors.
 
     Returns:
@@ -146,17 +147,17 @@ def remote_prefill(message: GenerationInput) -> dict[str, Any] | None:
 
 
 def _prompt(message: GenerationInput, limits: RequestLimits, field: str) -> list[int]:
-    # Before anything is copied: it may be millions.
+    # Before anything is copied: there may be millions.
     if (length := len(message.prompt_token_ids)) >= limits.max_model_len:
         raise invalid_field(
             field,
-            f"{length} prompt tokens and one output token must fit the model's context of"
+            f"{length} prompt tokens and one output token exceed the model's context length of"
             f" {limits.max_model_len} tokens",
         )
-    # A slice is made in C, faster than list(); for long prompts NumPy needs half the time of max().
+    # Slicing runs in C and is faster than list(); for long prompts NumPy takes half the time of max().
     prompt: list[int] = message.prompt_token_ids[:]
     highest = int(np.frombuffer(array.array("I", prompt), np.uint32).max())
-    # vLLM checks no prompt ids in tokens-only mode: one beyond the vocabulary would end the engine process.
+    # vLLM does not check prompt ids in tokens-only mode: an id beyond the vocabulary would crash the engine process.
     if highest >= limits.vocab_size:
         raise invalid_field(
             f"{field}[{prompt.index(highest)}]",
@@ -175,7 +176,7 @@ def _adapter(
     known = ", ".join([*limits.served_model_names, *adapters])
     raise RequestError(
         Reason.UNKNOWN_MODEL,
-        f"{path}.model: no model or adapter is named {message.model!r}; this server has {known}",
+        f"{path}.model: no model or adapter is named {message.model!r}; this server serves {known}",
         (Violation(f"{path}.model", f"must be one of {known}"),),
     )
 
@@ -187,7 +188,7 @@ def _add_transfer_params(message: GenerationInput, params: SamplingParams, limit
         _add_extra(params, "ec_transfer_params", message.ec_transfer_params_json, f"{path}.ec_transfer_params_json")
     if params.n > 1 and limits.kv_transfer:
         transfer = (params.extra_args or {}).get("kv_transfer_params")
-        # The first sequence to finish would release what the others still need, or none would.
+        # The first sequence to finish would release KV blocks that the others still need, or none would release them.
         if isinstance(transfer, dict) and (transfer.get("do_remote_prefill") or transfer.get("do_remote_decode")):
             raise invalid_field(
                 f"{path}.sampling_params.n", f"must be 1 when the KV cache moves between engines, got {params.n}"
@@ -204,7 +205,7 @@ def _add_extra(params: SamplingParams, key: str, text: str, field: str) -> None:
 
 def _priority(message: GenerationInput, limits: RequestLimits, path: str) -> int:
     if message.priority and not limits.priority_scheduling:
-        raise invalid_field(f"{path}.priority", "must be 0 or left out; the server has no --scheduling-policy priority")
+        raise invalid_field(f"{path}.priority", "must be 0 or unset; the server has no --scheduling-policy priority")
     return message.priority
 
 
@@ -227,7 +228,7 @@ def _kv_hints(message: GenerationInput, path: str) -> KvHintsEnvelope | None:
     try:
         return msgspec.convert(json_object(message.kv_hints_json, field), KvHintsEnvelope)
     except msgspec.ValidationError as error:
-        raise invalid_field(field, f"is not a kv_hints envelope of vLLM: {error}") from None
+        raise invalid_field(field, f"is not a valid KvHintsEnvelope: {error}") from None
 
 
 def _check_reasoning(message: GenerationInput, limits: RequestLimits, path: str) -> None:

@@ -1,1 +1,1 @@
-"""What vLLM is to the rest of the server. `arguments`, `multiplex/` and `simulated_device/` use some of its types too."""
+"""The engine: the only owner of vLLM's AsyncLLM, and the delivery of its outputs to the requests' sinks."""

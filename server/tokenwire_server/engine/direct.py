@@ -1,14 +1,15 @@
-"""The direct path: from the engine process's outputs to the sinks, without a RequestOutput, an event or a task a token.
+"""The direct path: delivers the engine process's outputs to sinks, without a RequestOutput, event or task per token.
 
-It takes the place of AsyncLLM's OutputProcessor and relies on these of vLLM's internals, which `incompatibility` checks:
+It replaces AsyncLLM's OutputProcessor and relies on the following internals of vLLM, which `incompatibility` checks:
 
-- `OutputProcessor.add_request(request, prompt, parent_req, request_index, queue)` makes a `RequestState`, whose `queue`
-  it fills through `put`;
-- `OutputProcessor.process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats, weight_version)` is called
-  for at most 128 outputs of an engine step at a time, and `update_scheduler_stats` once after the step's last;
-- `_update_stats_from_output`, `_finish_request` and `_update_stats_from_finished` keep vLLM's books.
+- `OutputProcessor.add_request(request, prompt, parent_req, request_index, queue)` creates a `RequestState`, and
+  outputs are delivered to its `queue` with `put`;
+- `OutputProcessor.process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats, weight_version)` is
+  called for at most 128 outputs of an engine step at a time, and `update_scheduler_stats` once at the end of the step;
+- `_update_stats_from_output`, `_finish_request` and `_update_stats_from_finished` update vLLM's own state.
 
-Requests that need more than tokens and log probabilities of one sequence go vLLM's ordinary way, to the same sinks.
+Requests that need more than the tokens and log probabilities of one sequence take the ordinary path, vLLM's own, to
+the same sinks.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ _EXPECTED = {
     ),
     OutputProcessor.abort_requests: ("self", "request_ids", "internal"),
     OutputProcessor.update_scheduler_stats: ("self", "scheduler_stats"),
-    OutputProcessor._update_stats_from_output: (  # noqa: SLF001  # the seam this module is about
+    OutputProcessor._update_stats_from_output: (  # noqa: SLF001  # the internals this module depends on
         "self",
         "req_state",
         "engine_core_output",
@@ -74,7 +75,7 @@ _OUTPUT_FIELDS = {
 
 
 def incompatibility(llm: AsyncLLM) -> str | None:
-    """Say why the direct path cannot be used with this vLLM and engine; None where it can."""
+    """Return why the direct path cannot be used with this vLLM and engine; None if it can."""
     for function, expected in _EXPECTED.items():
         found = tuple(inspect.signature(function).parameters)
         if found != expected:
@@ -84,14 +85,14 @@ def incompatibility(llm: AsyncLLM) -> str | None:
     if type(llm.output_processor) is not OutputProcessor:
         return f"AsyncLLM has a {type(llm.output_processor).__name__}"
     if llm.output_handler is not None:
-        return "AsyncLLM has started its output handler already"
+        return "AsyncLLM has already started its output handler"
     return None
 
 
 def install_direct_path(llm: AsyncLLM) -> "DirectOutputProcessor | None":
-    """Replace AsyncLLM's OutputProcessor; None, and a warning, where this vLLM or engine does not allow it."""
+    """Replace AsyncLLM's OutputProcessor and return the new one; log a warning and return None if incompatible."""
     if (reason := incompatibility(llm)) is not None:
-        logger.warning("the direct path is off, so each token costs more CPU: %s", reason)
+        logger.warning("the direct path is disabled, so each token costs more CPU time: %s", reason)
         return None
     config = llm.vllm_config
     only_ordinary = bool(
@@ -103,7 +104,7 @@ def install_direct_path(llm: AsyncLLM) -> "DirectOutputProcessor | None":
 
 
 def eligible(params: SamplingParams) -> bool:
-    """Whether the direct path does all that a request asks for."""
+    """Return whether the direct path supports everything that a request needs."""
     return (
         params.n == 1
         and params.prompt_logprobs is None
@@ -113,14 +114,14 @@ def eligible(params: SamplingParams) -> bool:
 
 
 class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does not read vLLM
-    """vLLM's OutputProcessor with sinks in place of queues."""
+    """vLLM's OutputProcessor with sinks instead of queues."""
 
     def __init__(self, original: OutputProcessor, *, only_ordinary: bool) -> None:
-        """Take the place of AsyncLLM's own.
+        """Make a replacement for AsyncLLM's own.
 
         Args:
-            original: what AsyncLLM made for itself.
-            only_ordinary: whether the engine returns what the direct path does not pass on.
+            original: the one that AsyncLLM created.
+            only_ordinary: whether the engine returns outputs that the direct path does not support.
 
         """
         super().__init__(
@@ -136,7 +137,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         self._step_end: list[Callable[[], None]] = []
 
     def takes(self, params: SamplingParams) -> bool:
-        """Return whether a request's outputs take the direct path."""
+        """Return whether a request's outputs will take the direct path."""
         return self._possible and eligible(params)
 
     @contextlib.contextmanager
@@ -144,8 +145,8 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         """Register a sink for the request that AsyncLLM adds inside the block.
 
         Args:
-            request_id: the id that AsyncLLM is given.
-            sink: where the request's outputs go.
+            request_id: the id passed to AsyncLLM.
+            sink: receives the request's outputs.
 
         """
         self._expected[request_id] = sink
@@ -155,7 +156,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
             self._expected.pop(request_id, None)
 
     def at_step_end(self, callback: Callable[[], None]) -> bool:
-        """Call back after the last output of the running engine step; False where none is running."""
+        """Call `callback` after the last output of the current engine step; return False if there is no step."""
         if self._in_step:
             self._step_end.append(callback)
         return self._in_step
@@ -168,7 +169,16 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         request_index: int = 0,
         queue: RequestOutputCollector | None = None,
     ) -> None:
-        """Register a request with its sink."""
+        """Register a request, with its sink in place of its queue.
+
+        Args:
+            request: the request to the engine process.
+            prompt: the prompt's text; None in tokens-only mode.
+            parent_req: the request that a sequence belongs to; None if n is 1.
+            request_index: index of the sequence.
+            queue: vLLM's queue for the outputs, which is used if no sink is expected.
+
+        """
         sink = self._expected.get(request.external_req_id)
         super().add_request(request, prompt, parent_req, request_index, queue if sink is None else sink)
 
@@ -197,14 +207,25 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         iteration_stats: IterationStats | None = None,
         weight_version: str | None = None,
     ) -> OutputProcessorOutput:
-        """Deliver a part of a step's outputs to their sinks."""
+        """Deliver a part of a step's outputs to their sinks.
+
+        Args:
+            engine_core_outputs: the outputs.
+            engine_core_timestamp: `time.monotonic` time at which the engine process created the outputs.
+            iteration_stats: vLLM's statistics of the step; None if they are disabled.
+            weight_version: version of the weights in this step; None if the engine does not report versions.
+
+        Returns:
+            The ordinary path's result, without the outputs that were delivered to sinks.
+
+        """
         self._in_step = True
         ordinary: list[EngineCoreOutput] = []
         states = self.request_states
         for output in engine_core_outputs:
             state = states.get(output.request_id)
             if state is None:
-                continue  # aborted before
+                continue  # already aborted
             sink = state.queue
             if not isinstance(sink, Sink) or not sink.direct:
                 ordinary.append(output)
@@ -212,7 +233,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
             self._update_stats_from_output(state, output, engine_core_timestamp, iteration_stats)
             if state.is_prefilling:
                 _end_prefill(state, output)
-            # An exception here would end the server, so it ends the one request.
+            # An exception would shut down the server; it fails only this request instead.
             try:
                 if output.finish_reason is None:
                     sink.step(output, weight_version)
@@ -236,7 +257,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc]  # mypy does
         return super().process_outputs(ordinary, engine_core_timestamp, iteration_stats, weight_version)
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
-        """Note the end of an engine step."""
+        """Record the end of an engine step."""
         super().update_scheduler_stats(scheduler_stats)
         self._in_step = False
         if self._step_end:
@@ -259,12 +280,12 @@ def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
 
 
 async def pump(collector: RequestOutputCollector, sink: Sink) -> None:
-    """Deliver a request's outputs until the last: a task for each request, where vLLM's internals are not as expected."""
+    """Deliver all outputs of a request from vLLM's queue, in a task per request; used without the direct path."""
     finished = False
     while not finished:
         try:
             output = collector.get_nowait() or await collector.get()
-        except Exception as error:  # noqa: BLE001  # the engine's failure is the request's
+        except Exception as error:  # noqa: BLE001  # the sink translates it
             sink.put(error)
             return
         assert isinstance(output, RequestOutput)

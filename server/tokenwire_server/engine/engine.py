@@ -1,4 +1,4 @@
-"""The only owner of AsyncLLM."""
+"""The engine: owns AsyncLLM; all calls to it are made here."""
 
 import asyncio
 import contextlib
@@ -34,15 +34,15 @@ from tokenwire_server.errors import engine_dead
 logger = logging.getLogger(__name__)
 
 _BARRIER_TIMEOUT = 10.0
-"""Maximum seconds to wait for the engine to act on an abort: a first step with log probabilities was seen to take 3."""
+"""Maximum seconds to wait for the engine to act on an abort: a first step with log probabilities can take 3."""
 _SHUTDOWN_TIMEOUT = 5.0
-"""Seconds for the engine process to end by itself."""
+"""Seconds for the engine process to exit before it is killed."""
 
 
 class Engine:
     """A running AsyncLLM in tokens-only mode.
 
-    Build it with `build`, which blocks for the whole load, then call `start` on the event loop.
+    Create it with `build`, which blocks until the model is loaded, then call `start` on the event loop.
     """
 
     def __init__(
@@ -56,16 +56,17 @@ class Engine:
         refused_field: Callable[[SamplingParams], str | None] | None = None,
         stats: StatsRecorder | None = None,
     ) -> None:
-        """Take over an AsyncLLM whose output handler has not started.
+        """Take ownership of an AsyncLLM whose output handler has not started.
 
         Args:
-            llm: the engine, ready but for its event loop.
+            llm: the engine, with the model loaded.
             keep_tokenizer: whether it has a tokenizer.
-            served_model_names: names of the base model; the engine itself keeps only the first.
-            adapters: LoRA adapters that requests may name.
-            direct_path: whether outputs may take the direct path, where vLLM's internals allow it.
-            refused_field: names the first sampling field that the engine's device does not support; None: it supports all.
-            stats: what `llm` records its statistics with; None without statistics.
+            served_model_names: names of the base model; `llm` keeps only the first.
+            adapters: LoRA adapters that requests can select.
+            direct_path: whether to use the direct path, if vLLM's internals are compatible.
+            refused_field: returns the name of the first sampling field that the device does not support; None if it
+                supports all.
+            stats: the stat logger of `llm`; None if statistics are disabled.
 
         """
         self._llm = llm
@@ -76,8 +77,8 @@ class Engine:
         self.model_info = ModelInfo.from_config(llm.vllm_config)
         self._eos_token_id = eos_token_id(llm.model_config)
         if not keep_tokenizer:
-            # Without a tokenizer vLLM knows no EOS, so natural EOS would be reported as a stop token, and a model whose
-            # generation_config names no EOS would never stop.
+            # Without a tokenizer vLLM has no EOS id: EOS would be reported as a stop token, and a model whose
+            # generation_config has no EOS id would never stop.
             llm.renderer.get_eos_token_id = lambda: self._eos_token_id
         self._converter = RequestConverter(llm.input_processor, self.limits, self._adapters, refused_field)
         self._stats = stats or StatsRecorder()
@@ -95,17 +96,21 @@ class Engine:
         direct_path: bool = True,
         refused_field: Callable[[SamplingParams], str | None] | None = None,
     ) -> "Engine":
-        """Load the model and start the engine process. Blocks for up to minutes: call it in a thread.
+        """Load the model and start the engine process. Blocks for up to minutes; call it in a thread.
 
         Args:
             args: vLLM's engine arguments.
-            keep_tokenizer: whether to load the tokenizer, for structured outputs and reasoning budgets.
-            adapters: LoRA adapters that requests may name.
-            direct_path: whether outputs may take the direct path, where vLLM's internals allow it.
-            refused_field: names the first sampling field that the engine's device does not support; None: it supports all.
+            keep_tokenizer: whether to load the tokenizer, for structured outputs and thinking token budgets.
+            adapters: LoRA adapters that requests can select.
+            direct_path: whether to use the direct path, if vLLM's internals are compatible.
+            refused_field: returns the name of the first sampling field that the device does not support; None if it
+                supports all.
 
         Returns:
-            The engine, for `start`.
+            The engine, which must be started with `start`.
+
+        Raises:
+            Exception: whatever vLLM raises for a model or configuration that cannot be loaded.
 
         """
         args.skip_tokenizer_init = not keep_tokenizer
@@ -117,7 +122,7 @@ class Engine:
             usage_context=UsageContext.API_SERVER,
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
-            # A logger of our own would enable the statistics.
+            # Any stat logger would enable statistics.
             stat_loggers=None if args.disable_log_stats else [stats.logger_of_rank],
         )
         try:
@@ -135,10 +140,10 @@ class Engine:
             raise
 
     async def start(self) -> None:
-        """Make the engine ready for requests; if that fails, shut it down.
+        """Prepare the engine for requests; if that fails, shut it down.
 
         Raises:
-            RequestError: the model cannot generate, UNSUPPORTED_METHOD.
+            RequestError: UNSUPPORTED_METHOD, the model does not generate.
             AdapterError: an adapter cannot be loaded.
 
         """
@@ -149,14 +154,14 @@ class Engine:
             raise
 
     def check_admission(self, n: int) -> None:
-        """Refuse a request for which the engine's queue has no room, before it is converted.
+        """Check that the engine's queue has room for a request of n sequences, before the request is converted.
 
         Raises:
             RequestError: QUEUE_FULL or QUEUED_TOKENS_LIMIT.
 
         """
         try:
-            # An n that is out of range is refused as such, by the conversion.
+            # The conversion refuses an n that is out of range, with a better error.
             self._llm.check_admission(min(max(n, 1), self.limits.max_n))
         except FAULTS as error:
             raise translate(error, "") from error
@@ -170,13 +175,13 @@ class Engine:
         stream: bool,
         path: str = "input",
     ) -> EngineRequest:
-        """Check a request against everything that the engine allows, and convert it.
+        """Validate a request against the engine's limits and convert it.
 
         Args:
             message: the request, which has passed `check_input`.
             request_id: the caller's id or a server-generated one.
-            trace_headers: W3C trace context of the call's metadata; None without.
-            stream: whether the caller wants outputs as they come, rather than all at once.
+            trace_headers: W3C trace context from the call's metadata; None if there is none.
+            stream: whether the caller receives outputs as they are generated, rather than all at once.
             path: path of `message` in the request message, for errors.
 
         Returns:
@@ -190,7 +195,7 @@ class Engine:
             message, request_id=request_id, trace_headers=trace_headers, stream=stream, path=path
         )
         if self._takes_direct_path(request):
-            # The sink gathers what a unary call waits for, so vLLM need not.
+            # The sink accumulates the outputs of a unary call, so vLLM need not.
             request.params.output_kind = RequestOutputKind.DELTA
         return request
 
@@ -200,12 +205,12 @@ class Engine:
     async def add(self, request: EngineRequest, sink: Sink, *, engine_id: str, path: str = "input") -> None:
         """Add a request to the engine; its outputs go to `sink`.
 
-        A request whose caller leaves, or that fails, on its way into the engine is aborted there as soon as it can be.
+        A request that is cancelled or fails while being added is aborted in the engine as soon as possible.
 
         Args:
             request: the request, from `convert`.
-            sink: where its outputs go.
-            engine_id: the request's id for vLLM, which no other live request has.
+            sink: receives the request's outputs.
+            engine_id: the request's id in vLLM, unique among requests in flight.
             path: path of the GenerationInput in the request message, for errors.
 
         Raises:
@@ -217,7 +222,7 @@ class Engine:
             with self._direct.expecting(engine_id, sink) if self._direct is not None else contextlib.nullcontext():
                 collector = await self._add(request, engine_id)
         except BaseException as error:
-            # The engine may have it nevertheless: vLLM itself aborts only a request with n > 1.
+            # The engine may have the request nevertheless: vLLM itself aborts it only if n > 1.
             if taken := self._llm.output_processor.external_req_ids.get(engine_id):
                 sink.internal_id = taken[-1]
             self.abort_unless_ended(sink)
@@ -246,16 +251,16 @@ class Engine:
         )
 
     def release_remote_prefill(self, message: generation_pb2.GenerationInput) -> None:
-        """Notify the KV connector that a request which another engine has prefilled does not run here. Never waits.
+        """Notify the KV connector that a request prefilled by another engine will not run here. Never waits.
 
-        Without it that engine would keep the KV blocks until their lease expires.
+        Without this, that engine would hold the KV blocks until their lease expires.
         """
         if not self.limits.kv_transfer or (params := remote_prefill(message)) is None:
             return
         rank = message.data_parallel_rank if message.HasField("data_parallel_rank") else None
         if rank is not None and rank >= self.limits.data_parallel_size:
             rank = None
-        # Like an internal id: a live request may have the same one.
+        # Made unique like an internal id: another request in flight may have the same id.
         request_id = f"{message.request_id}-{uuid.uuid4().hex[:8]}"
         _ = self._spawn(self._release(request_id, params, rank))
 
@@ -263,32 +268,32 @@ class Engine:
         try:
             await self._llm.notify_kv_transfer_request_rejected(request_id, params, data_parallel_rank=rank)
         except EngineDeadError:
-            logger.debug("the engine died before it could release a remote prefill")
+            logger.debug("the engine died before a remote prefill was released")
         except Exception:
             logger.exception("could not release the remote prefill of request %s", request_id)
 
     def at_step_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once all outputs of the current engine step have been delivered; soon, between two steps."""
+        """Call `callback` once the current engine step's outputs have been delivered, or soon if there is no step."""
         if self._direct is None or not self._direct.at_step_end(callback):
             asyncio.get_running_loop().call_soon(callback)
 
     def abort_unless_ended(self, *sinks: Sink) -> None:
         """Close sinks and abort their requests in the engine, in one call and without waiting. Safe to repeat.
 
-        The one rule about who aborts what: a request that has an internal id and was not ended by the engine is aborted
-        there. One without an internal id is on its way into the engine, and `add` aborts it when it arrives.
+        The single rule for aborts: a request that has an internal id and was not ended by the engine is aborted there.
+        A request without an internal id is still being added, and `add` aborts it once it is in the engine.
         """
         for sink in sinks:
             sink.closed = True
         self.abort_soon([sink.internal_id for sink in sinks if sink.internal_id and not sink.ended])
 
     def abort_soon(self, internal_ids: Sequence[str]) -> None:
-        """Abort requests in one engine call, without waiting: safe in a task that is being cancelled."""
+        """Abort requests in one engine call, without waiting; safe in a task that is being cancelled."""
         if internal_ids:
             _ = self._spawn(self._abort(internal_ids))
 
     async def abort(self, internal_ids: Sequence[str]) -> None:
-        """Abort requests and wait until the engine has acted, within limits."""
+        """Abort requests and wait until the engine has acted, with a timeout."""
         await asyncio.shield(self._spawn(self._abort(internal_ids)))
         await self._barrier.wait()
 
@@ -300,16 +305,16 @@ class Engine:
 
     async def _abort(self, internal_ids: Sequence[str]) -> None:
         try:
-            # An abort by external id would also hit a request that has reused the id. An id given twice makes vLLM
-            # raise, after which that request could never be aborted again.
+            # An abort by external id would also abort a request that has reused the id. With a duplicate id vLLM
+            # raises, and could never abort that request again.
             await self._llm.abort(list(dict.fromkeys(internal_ids)), internal=True)
         except EngineDeadError:
-            logger.debug("the engine died before an abort")
+            logger.debug("the engine died before requests were aborted")
         except Exception:
             logger.exception("could not abort %d requests", len(internal_ids))
 
     def info(self) -> engine_info_pb2.EngineInfo:
-        """Return what the engine is and supports."""
+        """Return the engine's model, limits and features."""
         return engine_info(
             self._llm.vllm_config,
             self.limits,
@@ -324,9 +329,9 @@ class Engine:
         return message
 
     def cached_tokens(self, internal_id: str, index: int) -> int | None:
-        """Return how many prompt tokens a running sequence found in the prefix cache; None if not known."""
+        """Return the number of cached prompt tokens of a running sequence; None if not known."""
         states = self._llm.output_processor.request_states
-        # Each of several sequences has an id of its own.
+        # With n > 1 each sequence has its own id.
         state = states.get(internal_id) or states.get(f"{index}_{internal_id}")
         if state is None or state.is_prefilling:
             return None
@@ -345,22 +350,22 @@ class Engine:
             raise engine_dead()
 
     async def probe(self) -> None:
-        """Wait for the engine to answer a call, which it does between two steps; an error is an answer too."""
+        """Wait for the engine to respond to a call, which it does between two steps; an error is a response too."""
         with contextlib.suppress(Exception):
             await self._llm.is_paused()
 
     async def log_stats(self) -> None:
-        """Write vLLM's own statistics line to the log."""
+        """Log vLLM's own statistics."""
         await self._llm.do_log_stats()
 
     async def close(self) -> None:
         """Stop the output handler, then the engine process. Safe to repeat."""
         if (handler := self._llm.output_handler) is not None:
-            # vLLM cancels it after the engine process has ended, which the handler may report as a failure before.
+            # vLLM cancels the handler only after the engine process has exited, which the handler may log as a failure.
             handler.cancel()
             await asyncio.wait([handler])
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """Stop the engine process, and kill it if it does not end in time. Blocks for seconds. Safe to repeat."""
+        """Stop the engine process, and kill it if it does not exit in time. Blocks for seconds. Safe to repeat."""
         self._llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)

@@ -1,7 +1,7 @@
-"""Where a request's outputs go.
+"""The sink of a request's outputs.
 
-vLLM gives each request a queue for its outputs; a `Sink` takes that queue's place. Outputs arrive in one of two ways: on
-the direct path as the engine process sent them, through `step` and `last_step`, and on the ordinary path as vLLM's
+A `Sink` replaces the queue that vLLM creates for each request's outputs. Outputs arrive on one of two paths: on the
+direct path as the engine process sent them, through `step` and `last_step`; on the ordinary path as vLLM's
 RequestOutput, through `put`, which also delivers aborts and errors on both paths.
 """
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class Sink:
     """Receives the outputs of one request. A base class: subclasses implement `feed`, `end`, `take` and `take_failure`.
 
-    Not an abc.ABC: the step path checks whether each request's queue is a sink, which ABC makes ten times as slow.
+    Not an abc.ABC: the step path calls isinstance on each request's queue, which ABC makes ten times slower.
     """
 
     __slots__ = (
@@ -51,31 +51,31 @@ class Sink:
 
     def __init__(self) -> None:
         self.internal_id = ""
-        """The engine's own id of the request, never reused; set once the request is in the engine."""
+        """The engine's own id of the request, which is never reused; set once the request is in the engine."""
         self.direct = False
         """Whether outputs arrive on the direct path."""
         self.top_k: int | None = None
-        """Number of log probabilities requested for each token besides its own, -1 for all; None without logprobs."""
+        """Number of top log probabilities requested per token, -1 for the whole vocabulary; None if not requested."""
         self.num_tokens = 0
         """Number of tokens received on the direct path."""
         self.abort_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_ABORT
-        """Finish reason reported when the engine aborts the request: TIME_LIMIT once its `max_time` has expired."""
+        """Finish reason to report when the engine aborts the request: TIME_LIMIT once its `max_time` has expired."""
         self.aborted = False
-        """Whether a sequence was reported to have ended with ABORT."""
+        """Whether a sequence was reported with finish reason ABORT."""
         self.ended = False
-        """Whether the engine itself has ended the request: nothing is left to abort."""
+        """Whether the engine has ended the request, so that there is nothing to abort."""
         self.closed = False
-        """Whether the request is over for its caller; outputs that still arrive are dropped."""
+        """Whether the request has ended for its caller; later outputs are discarded."""
         self._abort: Callable[[Sink], None] | None = None
         self._version_starts: list[tuple[str, int]] = []
 
     def prepare(self, request: EngineRequest, abort: Callable[["Sink"], None], *, direct: bool) -> None:
-        """Get ready for a request's outputs.
+        """Prepare for a request's outputs.
 
         Args:
             request: the request.
-            abort: aborts a sink's request in the engine unless the engine has ended it; called after a failure.
-            direct: whether the outputs will arrive on the direct path.
+            abort: aborts a sink's request in the engine, unless the engine has ended it; called when the request fails.
+            direct: whether the outputs arrive on the direct path.
 
         """
         self._abort = abort
@@ -85,7 +85,7 @@ class Sink:
     # The direct path
 
     def step(self, output: EngineCoreOutput, weight_version: str | None) -> None:
-        """Receive an output of the engine process that is not the last."""
+        """Receive an output of the engine process."""
         if self.closed:
             return
         token_ids = output.new_token_ids
@@ -96,7 +96,7 @@ class Sink:
         self.num_tokens += len(token_ids)
         self.feed(token_ids, output.new_logprobs)
 
-    def last_step(  # noqa: PLR0917  # on the step path, where keywords cost
+    def last_step(  # noqa: PLR0917  # keyword arguments are slower, on the step path
         self,
         output: EngineCoreOutput,
         reason: FinishReason,
@@ -110,10 +110,10 @@ class Sink:
         Args:
             output: the output.
             reason: why the engine ended the request.
-            stats: vLLM's timestamps of the request; None without statistics.
-            cached_tokens: number of prompt tokens found in the prefix cache; None where not known.
-            speculation: counts of speculative decoding; None without.
-            weight_version: version of the weights in this step; None where the engine has none.
+            stats: vLLM's timestamps of the request; None if statistics are disabled.
+            cached_tokens: prompt tokens found in the prefix cache or fetched by a KV connector; None if not known.
+            speculation: counts of speculative decoding; None if it is not enabled.
+            weight_version: version of the weights in this step; None if the engine does not report versions.
 
         """
         self.ended = True
@@ -131,16 +131,16 @@ class Sink:
 
     def _weight_versions(self) -> Sequence[WeightVersionSpan]:
         starts = self._version_starts
-        # One more than there are starts; the last span ends with the last token.
+        # The last span ends with the last token. Without any starts there is one end too many.
         ends = [start for _, start in starts[1:]] + [self.num_tokens]
         return [WeightVersionSpan(v, start, end) for (v, start), end in zip(starts, ends, strict=False)]
 
     # The ordinary path, aborts and errors
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Receive an output of vLLM's own OutputProcessor. Stands in for RequestOutputCollector.put.
+        """Receive an output of vLLM's own OutputProcessor, in place of RequestOutputCollector.put.
 
-        Never raises: an exception would end the server, or, from an abort, leave the request in the engine.
+        Never raises: an exception would shut down the server or, during an abort, leave the request in the engine.
         """
         try:
             self._put(output)
@@ -152,7 +152,7 @@ class Sink:
 
     def _put(self, output: RequestOutput | Exception) -> None:
         if isinstance(output, Exception):
-            # Any other exception is the end of vLLM's output handler, and so of the engine.
+            # Any other exception has ended vLLM's output handler, and so the engine.
             error = translate(output, "input") if isinstance(output, FAULTS) else engine_dead()
             self.ended = error.reason == Reason.ENGINE_DEAD
             raise error
@@ -160,7 +160,7 @@ class Sink:
         if self.closed:
             return
         if self.direct:
-            # vLLM itself ends a request of the direct path only by an abort; the tokens so far were delivered before.
+            # On the direct path vLLM itself ends a request only on abort; its tokens have already been delivered.
             sequence_end = SequenceEnd(pb.FINISH_REASON_ABORT, weight_versions=self._weight_versions())
             self._finish(sequence_end, to_request_end(output.metrics, output.num_cached_tokens, None, None))
             return
@@ -182,7 +182,7 @@ class Sink:
         return reason
 
     def fail(self, error: RequestError) -> None:
-        """End the request with an error, in the engine too. Only the first failure counts, and nothing follows it."""
+        """Fail the request and abort it in the engine. Only the first failure is delivered, and nothing follows it."""
         if self.closed:
             return
         self.closed = True
@@ -194,17 +194,17 @@ class Sink:
     # For subclasses
 
     def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
-        """Receive tokens of the one sequence of a request on the direct path."""
+        """Receive tokens on the direct path, where a request has one sequence."""
         raise NotImplementedError
 
     def end(self, sequence_end: SequenceEnd, request_end: RequestEnd) -> None:
-        """Receive the end of a request on the direct path."""
+        """Receive the end of the request on the direct path."""
         raise NotImplementedError
 
     def take(self, chunk: Chunk) -> None:
-        """Receive an output of the ordinary path."""
+        """Receive an output on the ordinary path."""
         raise NotImplementedError
 
     def take_failure(self, error: RequestError) -> None:
-        """Receive the failure of the request: nothing follows."""
+        """Receive the failure of the request; nothing follows it."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What happens between the load of the model and the first request."""
+"""Steps between loading the model and the first request."""
 
 import gc
 import logging
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 async def get_ready(llm: AsyncLLM, adapters: Iterable[LoRARequest]) -> None:
-    """Check that the model generates, load its adapters and prepare this process for traffic.
+    """Check that the model can generate, load its adapters and prepare this process for requests.
 
     Raises:
-        RequestError: the model cannot generate, UNSUPPORTED_METHOD.
+        RequestError: UNSUPPORTED_METHOD, the model does not generate.
         AdapterError: an adapter cannot be loaded.
 
     """
@@ -30,9 +30,9 @@ async def get_ready(llm: AsyncLLM, adapters: Iterable[LoRARequest]) -> None:
         raise RequestError(Reason.UNSUPPORTED_METHOD, f"this model does not generate; it supports {', '.join(tasks)}")
     for adapter in adapters:
         await _load(llm, adapter)
-    # vLLM reads environment variables at every token, and caches them only after this.
+    # vLLM reads environment variables for every token unless they are cached.
     envs.enable_envs_cache()
-    # Full collections over vLLM's and torch's modules were seen to stop the server for 350 ms.
+    # Full collections over the objects of vLLM's and torch's modules pause the server for up to 350 ms.
     gc.collect()
     gc.freeze()
 
@@ -42,6 +42,6 @@ async def _load(llm: AsyncLLM, adapter: LoRARequest) -> None:
         await llm.add_lora(adapter)
     except EngineDeadError:
         raise
-    except Exception as error:  # any failure in the engine process arrives as text
+    except Exception as error:  # failures in the engine process arrive as text
         raise AdapterError(adapter, first_line(error)) from error
     logger.info("loaded LoRA adapter %s from %s", adapter.lora_name, adapter.lora_path)

@@ -1,1 +1,1 @@
-"""The process: its command line, its life from start to end, and the processes that it leaves none of."""
+"""The server process: command line, startup, readiness, drain and shutdown, and cleanup of child processes."""

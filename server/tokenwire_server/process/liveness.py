@@ -1,4 +1,4 @@
-"""Whether the engine lives: its process is there, and it answers."""
+"""Detects that the engine has died: its process has exited, or it no longer responds."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ from tokenwire_server.errors import RequestError
 logger = logging.getLogger(__name__)
 
 _INTERVAL = 0.5
-"""Seconds between looks at the engine process."""
+"""Seconds between checks of the engine process."""
 
 
 class Death(Enum):
     """How an engine ended."""
 
     DIED = "the engine has died"
-    HUNG = "the engine does not answer; it counts as dead (--engine-timeout)"
+    HUNG = "the engine does not respond and is considered dead (--engine-timeout)"
 
 
 def has_died(engine: Engine) -> bool:
@@ -30,12 +30,13 @@ def has_died(engine: Engine) -> bool:
     return False
 
 
-async def wait_for_death(engine: Engine, timeout: float) -> Death:  # noqa: ASYNC109  # it limits the engine, not this
-    """Wait until the engine has died or hangs.
+async def wait_for_death(engine: Engine, timeout: float) -> Death:  # noqa: ASYNC109  # limits the engine's step
+    """Wait until the engine has died or does not respond.
 
     Args:
         engine: the engine.
-        timeout: maximum seconds until the engine answers a probe, which it does between two steps; 0: it is not probed.
+        timeout: maximum seconds for the engine to respond to a probe, which it does between two steps; 0 disables
+            probes.
 
     Returns:
         How the engine ended.

@@ -1,4 +1,4 @@
-"""`tokenwire serve`: from the command line to an exit code."""
+"""`tokenwire serve`: parses the command line, runs the server and returns its exit code."""
 
 import logging
 import os
@@ -6,7 +6,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-# gRPC has threads before the engine process starts, and a fork of a process with threads can hang. Read at vLLM's import.
+# gRPC starts threads before the engine process is created, and forking a process with threads can deadlock. vLLM reads
+# this when it is imported.
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 import uvloop
@@ -35,13 +36,13 @@ def main(argv: Sequence[str]) -> int:
         try:
             return await Server(options.server, options.engine.model, build).run()
         finally:
-            # Everything has ended; a signal now would replace the exit code while the interpreter shuts down.
+            # The server has shut down; a signal now would replace the exit code while the interpreter shuts down.
             for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
 
     code = uvloop.run(run())
     if loading.is_running():
-        # The interpreter's shutdown would wait for it, or remove modules that it uses.
+        # Interpreter shutdown would wait for the load's thread, or tear down modules that it uses.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

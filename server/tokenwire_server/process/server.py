@@ -1,6 +1,6 @@
-"""The server's life: start, ready, drain, end.
+"""The server's life cycle: startup, readiness, drain and shutdown.
 
-`Server(config, name, build).run()` does all of it and returns an exit code.
+`Server(config, name, build).run()` runs all of it and returns an exit code.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STATS_INTERVAL = 10.0
-"""Seconds between vLLM's statistics lines, as in `vllm serve`."""
+"""Seconds between log lines with vLLM's statistics, as in `vllm serve`."""
 _END_GRACE = 2.0
-"""Seconds for calls whose request has been aborted to send their last message."""
+"""Seconds for calls whose requests were aborted to send their last message."""
 _EXPECTED = (OSError, RequestError, RuntimeError, ValueError)
-"""What vLLM raises for a model or a configuration that cannot work; its message is enough."""
+"""Exceptions that vLLM raises for an invalid model or configuration; the message suffices, without a traceback."""
 
 
 class Server:
@@ -45,8 +45,8 @@ class Server:
 
         Args:
             config: the server's own options.
-            name: the model's name, for messages.
-            build: builds the engine; called in a thread, since it blocks until the model is loaded.
+            name: the model's name, for log and error messages.
+            build: builds the engine; called in a thread because it blocks until the model is loaded.
 
         """
         self._config = config
@@ -73,7 +73,7 @@ class Server:
                 await self._transport.stop(0)
 
     async def _run_with_tasks(self) -> int:
-        """Run with one group for all background tasks: the failure of one cancels the rest and ends the server."""
+        """Run with all background tasks in one group: if one fails, all are cancelled and the server shuts down."""
         async with asyncio.TaskGroup() as tasks:
             background: list[asyncio.Task[Any]] = [
                 tasks.create_task(self._transport.watch_files(), name="access files")
@@ -100,7 +100,7 @@ class Server:
         try:
             await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
-                logger.info("stopping while loading")
+                logger.info("shutting down while loading")
                 return None
             return await loading
         except Exception as error:  # whatever vLLM raises for a model that cannot be loaded
@@ -117,23 +117,23 @@ class Server:
             if not loading.cancelled() and loading.exception() is None:
                 orphans.release()
             else:
-                # What vLLM leaves behind when loading fails.
+                # vLLM leaves child processes behind when loading fails.
                 load.kill_processes()
 
     async def _serve(self, engine: Engine, watch: "asyncio.Task[Death]") -> int:
-        """Serve until a stop signal or the engine's death, and shut down; the engine is closed in any case."""
+        """Serve until a stop signal or the engine's death, then shut down; the engine is always closed."""
         registry = Registry(engine, self._config.max_requests_per_client)
         stop = asyncio.create_task(self._stop.wait())
         try:
             self._host.state.serve(engine, registry)
             await self._transport.set_serving(True)
-            # The line that people and scripts wait for.
+            # Users and scripts wait for this line.
             print(f"tokenwire: serving {self._name} on {self._transport.address}", flush=True)  # noqa: T201
             await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
             death = watch.result() if watch.done() else await self._drain(watch, engine, registry)
             return await self._end(engine, registry, death)
         except asyncio.CancelledError:
-            # A background task has failed: requests in flight end with their tokens so far.
+            # A background task has failed: requests in flight end with ABORT and their tokens so far.
             if self._host.state.current is State.SERVING:
                 await self._enter(State.DRAINING)
             await registry.abort_all()
@@ -144,11 +144,11 @@ class Server:
             await engine.close()
 
     async def _drain(self, watch: "asyncio.Task[Death]", engine: Engine, registry: Registry) -> Death | None:
-        """Let requests in flight finish, then abort them; return the engine's death if it dies meanwhile."""
+        """Wait for requests in flight, then abort the rest; return the engine's death if it dies meanwhile."""
         await self._enter(State.DRAINING)
         if len(registry):
             logger.info(
-                "draining: %d requests have %.0f s to finish; a second signal aborts them now",
+                "draining: %d requests have %.0f s to finish; a second signal aborts them immediately",
                 len(registry),
                 self._config.drain_timeout,
             )
@@ -159,10 +159,10 @@ class Server:
         now.cancel()
         if watch.done():
             return watch.result()
-        if has_died(engine):  # and has failed the requests before the watch noticed
+        if has_died(engine):  # and has failed its requests before the watch noticed
             return Death.DIED
         if aborted := await registry.abort_all():
-            logger.warning("aborted %d requests that had not finished", aborted)
+            logger.warning("aborted %d requests that did not finish in time", aborted)
         return None
 
     async def _end(self, engine: Engine, registry: Registry, death: Death | None) -> int:
@@ -176,8 +176,8 @@ class Server:
         await self._enter(State.DEAD)
         registry.fail_all(engine_dead())
         if self._config.stay_after_engine_death:
-            logger.error("staying up to report it; a stop signal ends the process")
-            # One that hangs would keep its device, and continue for nobody once it wakes up.
+            logger.error("refusing all requests until a stop signal (--stay-after-engine-death)")
+            # An engine that hangs would hold its device, and resume requests that have already failed.
             await engine.close()
             await self._stop.wait()
         await self._transport.stop(_END_GRACE)

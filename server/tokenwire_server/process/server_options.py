@@ -9,7 +9,7 @@ from tokenwire_server.process import argument_types
 
 
 def add_server_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options to an argument group; the help text of an option contains its default."""
+    """Add the server's options to an argument group; the help text of each contains its default."""
     default = ServerConfig()
     _add_listening_options(group, default)
     _add_engine_options(group)
@@ -93,7 +93,7 @@ def _add_limit_options(group: argparse._ArgumentGroup, default: ServerConfig) ->
         "--drain-timeout",
         type=argument_types.seconds,
         metavar="SECONDS",
-        help=f"Maximum time for running requests to finish after a stop signal (default: {default.drain_timeout:g})",
+        help=f"Maximum time for requests in flight to finish after a stop signal (default: {default.drain_timeout:g})",
     )
     group.add_argument(
         "--max-receive-message-bytes",
@@ -124,20 +124,21 @@ def _add_limit_options(group: argparse._ArgumentGroup, default: ServerConfig) ->
     group.add_argument(
         "--stay-after-engine-death",
         action="store_true",
-        help="Keep the process running and reject all requests after the engine has died, instead of exiting with code 4",
+        help="Keep the process running and refuse requests after the engine has died, instead of exiting with code 4",
     )
     group.add_argument(
         "--max-requests-per-stream",
         type=argument_types.positive_int,
         metavar="N",
-        help=f"Maximum number of live requests on one Multiplex stream (default: {default.max_requests_per_stream})",
+        help="Maximum number of requests in flight on one Multiplex stream "
+        f"(default: {default.max_requests_per_stream})",
     )
     group.add_argument(
         "--max-requests-per-client",
         type=argument_types.positive_int,
         metavar="N",
-        help="Maximum number of live requests of one client, which is a token or certificate name, or a machine if "
-        "there is no authentication (default: no limit)",
+        help="Maximum number of requests in flight of one client, which is a token or certificate name, or a machine "
+        "if there is no authentication (default: no limit)",
     )
 
 

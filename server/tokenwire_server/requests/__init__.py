@@ -1,1 +1,1 @@
-"""Live requests: who may add one now, which there are, what became of them."""
+"""Requests in flight: admission, registration, abort outcomes, slow readers, and the server's state."""

@@ -1,4 +1,4 @@
-"""Admission: the same three steps for a request of every RPC."""
+"""Admission of requests, in the same three steps for every RPC."""
 
 import uuid
 
@@ -24,20 +24,20 @@ async def admit(
     """Check a request, convert it, register it and add it to the engine.
 
     Args:
-        serving: the engine and the registry of live requests.
-        incoming: the request as it arrived.
-        caller: who sends it.
-        sink: where its outputs go.
-        stream: whether the caller wants outputs as they come, rather than all at once.
-        max_message_bytes: size limit of the message that carries all log probabilities of the prompt; None if they are
-            sent in parts.
+        serving: the engine and the registry.
+        incoming: the request as received.
+        caller: the caller of the RPC.
+        sink: receives the request's outputs.
+        stream: whether the caller receives outputs as they are generated, rather than all at once.
+        max_message_bytes: maximum size of the message that carries all prompt log probabilities; None if they are sent
+            in parts.
 
     Returns:
-        The live request. If an Abort asked to remember its id, its outcome is set already and it is not in the engine: no
-        output will come.
+        The live request. If an earlier Abort asked to remember its id, its outcome is already set, and it has no
+        outputs because it is not added to the engine.
 
     Raises:
-        RequestError: the request is refused, and nothing is left of it.
+        RequestError: the request is refused; it is neither registered nor in the engine.
 
     """
     check_before_conversion(serving, incoming, caller)
@@ -46,7 +46,17 @@ async def admit(
 
 
 def check_before_conversion(serving: Serving, incoming: IncomingRequest, caller: Caller) -> None:
-    """Refuse what can be refused before the prompt is converted, which may be long."""
+    """Run the checks that do not need the converted prompt, which may be long.
+
+    Args:
+        serving: the engine and the registry.
+        incoming: the request as received.
+        caller: the caller of the RPC.
+
+    Raises:
+        RequestError: the request is refused.
+
+    """
     message, path = incoming.message, incoming.path
     check_input(message, path)
     serving.registry.check(caller, message.request_id, f"{path}.request_id")
@@ -56,7 +66,22 @@ def check_before_conversion(serving: Serving, incoming: IncomingRequest, caller:
 def convert(
     serving: Serving, incoming: IncomingRequest, *, stream: bool, max_message_bytes: int | None
 ) -> EngineRequest:
-    """Convert a request, with its id and its trace headers; after this nothing reads the message any more."""
+    """Convert a request, with its id and its trace headers; its message is not read after this.
+
+    Args:
+        serving: the engine and the registry.
+        incoming: the request as received.
+        stream: whether the caller receives outputs as they are generated, rather than all at once.
+        max_message_bytes: maximum size of the message that carries all prompt log probabilities; None if they are sent
+            in parts.
+
+    Returns:
+        The request in vLLM's terms.
+
+    Raises:
+        RequestError: the request is refused.
+
+    """
     engine, path = serving.engine, incoming.path
     request = engine.convert(
         incoming.message,
@@ -73,7 +98,23 @@ def convert(
 async def register_and_add(
     serving: Serving, incoming: IncomingRequest, caller: Caller, request: EngineRequest, sink: Sink
 ) -> LiveRequest:
-    """Register a request and add it to the engine; if that fails, nothing is left of it in either."""
+    """Register a request and add it to the engine; if that fails, it is removed from both.
+
+    Args:
+        serving: the engine and the registry.
+        incoming: the request as received.
+        caller: the caller of the RPC.
+        request: the request, from `convert`.
+        sink: receives the request's outputs.
+
+    Returns:
+        The live request. If an earlier Abort asked to remember its id, its outcome is already set, and it is not added
+        to the engine.
+
+    Raises:
+        RequestError: the registry or the engine refuses the request, or the engine has died.
+
+    """
     engine, registry = serving
     live = registry.register(caller, request, sink, f"{incoming.path}.request_id")
     if live.outcome is not None:
@@ -94,17 +135,17 @@ async def register_and_add(
 
 
 def _check_size(request: EngineRequest, vocab_size: int, max_bytes: int, path: str) -> None:
-    """Refuse prompt log probabilities that could not be sent, before the engine computes them."""
+    """Refuse prompt log probabilities that exceed the message size limit, before the engine computes them."""
     k = request.params.prompt_logprobs
     if k is None:
         return
     k = vocab_size if k < 0 else k
-    # A value takes four bytes, an id or a rank at least one.
+    # On the wire, a log probability takes four bytes, and an id or a rank at least one.
     size = (len(request.prompt_token_ids) - 1) * (k + 1) * 5
     if size > max_bytes:
         raise RequestError(
             Reason.MESSAGE_TOO_LARGE,
-            f"{path}.sampling_params.prompt_logprobs: at least {size} bytes of log probabilities do not fit a message of"
-            f" {max_bytes}; ask for fewer, use Multiplex, or start the server with --max-send-message-bytes",
-            (Violation(f"{path}.sampling_params.prompt_logprobs", "asks for more than one message may hold"),),
+            f"{path}.sampling_params.prompt_logprobs: at least {size} bytes of log probabilities exceed the maximum"
+            f" message size, {max_bytes} bytes; request fewer, use Multiplex, or raise --max-send-message-bytes",
+            (Violation(f"{path}.sampling_params.prompt_logprobs", "exceeds the maximum message size"),),
         )

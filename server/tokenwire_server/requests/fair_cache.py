@@ -1,15 +1,15 @@
-"""A bounded cache that principals share fairly: none can evict what is within another's share."""
+"""A bounded cache that principals share fairly: no principal can evict values within another's share."""
 
 from typing import Generic, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
 
 Key: TypeAlias = tuple[str, str]
-"""A principal and an id of its own."""
+"""A principal and one of its ids."""
 
 
 class FairCache(Generic[_T]):
-    """The newest values by key. When it is full, a principal with more than its share loses its oldest value."""
+    """The newest values by key. When the cache is full, a principal above its share loses its oldest value."""
 
     def __init__(self, size: int) -> None:
         """Make an empty cache.
@@ -26,7 +26,7 @@ class FairCache(Generic[_T]):
         return self._count
 
     def put(self, key: Key, value: _T) -> None:
-        """Store a value as the newest; it replaces the key's previous one."""
+        """Store a value as the newest, replacing the key's previous value."""
         principal, name = key
         own = self._kept.setdefault(principal, {})
         if own.pop(name, None) is None:
@@ -53,7 +53,7 @@ class FairCache(Generic[_T]):
         return value
 
     def _evict_one(self, newcomer: str) -> None:
-        # Usually the newcomer is the one that fills it, which saves comparing all of them.
+        # Usually the newcomer itself is above its share, which saves comparing all principals.
         if len(self._kept[newcomer]) * len(self._kept) <= self._size:
             newcomer = max(self._kept, key=lambda principal: len(self._kept[principal]))
         self.pop((newcomer, next(iter(self._kept[newcomer]))))

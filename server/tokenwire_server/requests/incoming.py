@@ -1,4 +1,4 @@
-"""A request between the arrival of its message and its admission to the engine."""
+"""A request between receipt of its message and its admission to the engine."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -9,10 +9,11 @@ from tokenwire_server.requests.server_state import ServerState
 
 
 class IncomingRequest:
-    """A request that has arrived; its block owns the request's remote prefill until the engine has the request.
+    """A request as received; its block owns the request's remote prefill until the engine has the request.
 
-    Another engine may have computed the prompt's KV blocks and hold them for this one. If the block ends before the engine
-    has the request, for whatever reason, that engine is notified, so that it need not wait until their lease expires.
+    Another engine may have computed the prompt's KV blocks and hold them for this one. If the block exits before the
+    engine has the request, for whatever reason, that engine is notified so that it can free them before their lease
+    expires.
     """
 
     __slots__ = ("_state", "in_engine", "message", "path", "trace_headers")
@@ -28,10 +29,10 @@ class IncomingRequest:
         """Take ownership of a request's message.
 
         Args:
-            state: the server's state, which has the engine once that is loaded.
+            state: the server's state, which has the engine once it is loaded.
             message: the request.
             path: path of `message` in the request message, for errors.
-            trace_headers: W3C trace context of the call's metadata; None without.
+            trace_headers: W3C trace context from the call's metadata; None if there is none.
 
         """
         self._state = state
@@ -39,7 +40,7 @@ class IncomingRequest:
         self.path = path
         self.trace_headers = trace_headers
         self.in_engine = False
-        """Whether the engine has the request, and with it what it needs to know of the remote prefill."""
+        """Whether the engine has the request, and so is responsible for the remote prefill."""
 
     def __enter__(self) -> Self:
         return self

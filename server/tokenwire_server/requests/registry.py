@@ -1,7 +1,7 @@
-"""Which requests are live, and the outcome of those that have ended.
+"""The requests in flight, and the outcomes of requests that have ended.
 
-The registry decides each request's outcome once, and Abort reports exactly that: ABORTED if and only if the call itself
-was told ABORT. Whatever leaves the registry without having been ended by the engine is aborted there.
+The registry decides each request's outcome once, and Abort reports exactly that outcome: ABORTED if and only if the
+call itself ended with ABORT. Unregistering a request aborts it in the engine unless the engine has ended it.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ from tokenwire_server.requests.fair_cache import FairCache, Key
 from tokenwire_server.requests.live_request import LiveRequest
 
 _KEPT_OUTCOMES = 16_384
-"""Maximum number of ended requests whose outcome is kept for late aborts: about 4 MB."""
+"""Maximum number of ended requests whose outcomes are kept for late aborts: about 4 MB."""
 _KEPT_REMEMBERED = 100_000
-"""Maximum number of ids remembered for a request that arrives later: ten full Abort calls."""
+"""Maximum number of ids remembered for requests that arrive later: ten Abort calls of maximum size."""
 
 
 class Registry:
-    """The live requests by principal and id: principals do not notice each other's ids."""
+    """The live requests by principal and id; each principal has its own namespace of ids."""
 
     def __init__(self, engine: Engine, max_per_client: int | None = None) -> None:
         """Make a registry.
 
         Args:
             engine: the engine.
-            max_per_client: maximum number of live requests of one client; None means no limit.
+            max_per_client: maximum number of requests in flight of one client; None means no limit.
 
         """
         self._engine = engine
@@ -54,30 +54,32 @@ class Registry:
     def __len__(self) -> int:
         return len(self._live)
 
-    # From the registration to the end
+    # Registration and completion
 
     def check(self, caller: Caller, request_id: str, path: str = "input.request_id") -> None:
         """Check that a request could be registered now.
 
         Args:
-            caller: who sends it.
-            request_id: its id; "" for one that gets a server-generated id.
+            caller: the caller of the RPC.
+            request_id: the request's id; "" for a server-generated id.
             path: path of the id in the request message, for errors.
 
         Raises:
-            RequestError: a live request has that id, DUPLICATE_REQUEST_ID, or the client has too many, QUEUE_FULL.
+            RequestError: DUPLICATE_REQUEST_ID if a request with that id is in flight, QUEUE_FULL if the client has
+                reached its limit.
 
         """
         if (caller.principal, request_id) in self._live:
             raise RequestError(
                 Reason.DUPLICATE_REQUEST_ID,
-                f"{path}: a live request has the id {request_id!r}",
-                (Violation(path, "must differ from the ids of all live requests"),),
+                f"{path}: a request with id {request_id!r} is in flight",
+                (Violation(path, "must differ from the ids of all requests in flight"),),
             )
         if self._max_per_client is not None and self._per_client[caller.client] >= self._max_per_client:
             raise RequestError(
                 Reason.QUEUE_FULL,
-                f"{caller.client} has reached its maximum of {self._max_per_client} live requests; end one first",
+                f"{caller.client} has reached its maximum number of requests in flight, {self._max_per_client}; "
+                "wait for one to finish",
             )
 
     def register(
@@ -86,13 +88,13 @@ class Registry:
         """Register a request.
 
         Args:
-            caller: who sends it.
+            caller: the caller of the RPC.
             request: the request.
-            sink: where its outputs go.
+            sink: receives the request's outputs.
             path: path of the id in the request message, for errors.
 
         Returns:
-            The live request. If an earlier Abort asked to remember its id, its outcome is ABORTED already, and it must
+            The live request. If an earlier Abort asked to remember its id, its outcome is already ABORTED, and it must
             not be added to the engine.
 
         Raises:
@@ -111,39 +113,39 @@ class Registry:
         return live
 
     def added(self, live: LiveRequest) -> None:
-        """Note that the engine has a request now, and abort it if that was asked for meanwhile."""
+        """Record that the engine has a request, and abort it if an abort was requested meanwhile."""
         live.wake()
         if live.cut_short is not None:
             self._engine.abort_soon([live.sink.internal_id])
 
     def find(self, caller: Caller, request_id: str) -> LiveRequest | None:
-        """Return the caller's live request with an id; None if there is none."""
+        """Return the caller's live request with this id; None if there is none."""
         return self._live.get((caller.principal, request_id))
 
     def finish(self, live: LiveRequest) -> None:
-        """Record the outcome of a request whose sink has its end, before the caller learns of it."""
+        """Record the outcome of a request whose sink has received its end; call it before the caller is notified."""
         self._settle(live, _outcome(live))
 
     def unregister(self, *requests: LiveRequest) -> None:
-        """Unregister requests and abort in the engine those that it has not ended. Safe to repeat, and never waits."""
+        """Unregister requests and abort them in the engine unless it has ended them. Safe to repeat; never waits."""
         for live in requests:
             self._settle(live, ABORT_OUTCOME_ALREADY_FINISHED)
         self._engine.abort_unless_ended(*(live.sink for live in requests))
 
     def withdraw(self, live: LiveRequest) -> None:
-        """Unregister a request that the engine has refused, as if its id had never been seen."""
+        """Unregister a request that the engine has refused, without recording an outcome for its id."""
         self._remove(live)
         live.wake()
 
     def fail_all(self, error: RequestError) -> None:
-        """Fail all live requests, because their engine is gone."""
+        """Fail all live requests after the engine has died."""
         for live in list(self._live.values()):
             live.sink.ended = True
             live.sink.fail(error)
             self._settle(live, ABORT_OUTCOME_ALREADY_FINISHED)
 
     async def idle(self) -> None:
-        """Wait until no request is live."""
+        """Wait until no requests are in flight."""
         if self._live:
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
@@ -157,9 +159,9 @@ class Registry:
         """Abort the caller's requests and wait until the engine has acted.
 
         Args:
-            caller: whose requests they are; another principal's are not found.
-            request_ids: the ids; one may be given more than once.
-            remember_seconds: how long to remember ids that are not live; None means not at all.
+            caller: the caller of the RPC; requests of other principals are not found.
+            request_ids: the ids; duplicates are allowed.
+            remember_seconds: how long to remember the ids of requests not in flight; None means not at all.
 
         Returns:
             The outcome for each id, in order.
@@ -167,7 +169,7 @@ class Registry:
         """
         found: dict[str, LiveRequest] = {}
         outcomes: dict[str, AbortOutcome.ValueType] = {}
-        # Before waiting for the engine: a request that arrives meanwhile is one that this abort has overtaken.
+        # Before waiting for the engine: this abort may have overtaken a request that arrives meanwhile.
         for request_id in dict.fromkeys(request_ids):
             if (live := self.find(caller, request_id)) is not None:
                 found[request_id] = live
@@ -176,15 +178,15 @@ class Registry:
         await self._abort(list(found.values()))
         for request_id, live in found.items():
             outcome = live.outcome
-            # None: the engine refused it meanwhile, so it is as if it had never been seen.
+            # None: the engine refused the request meanwhile, so it has no outcome.
             outcomes[request_id] = self._past(live.key, remember_seconds) if outcome is None else outcome
         return [outcomes[request_id] for request_id in request_ids]
 
     def abort_soon(self, requests: Sequence[LiveRequest]) -> None:
-        """Abort requests in one engine call, without waiting: each ends with ABORT."""
+        """Abort requests in one engine call, without waiting; each ends with ABORT."""
         for live in requests:
             live.cut(FINISH_REASON_ABORT)
-        # One that is not in the engine yet is aborted when it has been added.
+        # A request that is not in the engine yet is aborted once it has been added.
         self._engine.abort_soon([live.sink.internal_id for live in requests if live.sink.internal_id])
 
     async def abort_all(self) -> int:
@@ -208,13 +210,13 @@ class Registry:
         if ids := [live.sink.internal_id for live in requests if live.outcome is None and live.sink.internal_id]:
             await self._engine.abort(ids)
         for live in requests:
-            # The call itself has not read its last output yet, but that output is there.
+            # The call may not have read the last output yet, but the sink has received it.
             self._settle(live, _outcome(live))
 
-    # The books
+    # Bookkeeping
 
     def _settle(self, live: LiveRequest, outcome: AbortOutcome.ValueType) -> None:
-        """Decide the outcome of a request that is still registered."""
+        """Unregister a request and record its outcome, if it is still registered."""
         if self._remove(live):
             live.outcome = outcome
             self._outcomes.put(live.key, outcome)
@@ -234,9 +236,10 @@ class Registry:
         return True
 
     def _past(self, key: Key, remember_seconds: float | None) -> AbortOutcome.ValueType:
-        """Return the outcome for an id that is not live, and remember the id if asked to."""
+        """Return the outcome for an id that is not in flight, and remember the id if requested."""
         outcome = self._outcomes.get(key)
-        # A request with an id that has finished may be about to reuse it. One that was aborted is what this abort is for.
+        # A finished request's id may be about to be reused by the request that this abort is for; an aborted request
+        # is the one that it is for.
         if remember_seconds is not None and outcome != ABORT_OUTCOME_ABORTED:
             self._remembered.put(key, time.monotonic() + remember_seconds)
         if outcome is not None:

@@ -1,4 +1,4 @@
-"""The server's state: one enum, the table of its transitions, and what is refused in each state."""
+"""The server's state: the states, their transitions, and how each refuses new requests."""
 
 import enum
 import logging
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
-    """State of the server. Health reports SERVING in SERVING alone."""
+    """State of the server. The health service reports SERVING in state SERVING only."""
 
     LOADING = "loading"
-    """The engine is being loaded; nothing is answered yet."""
+    """The engine is being loaded; all requests are refused."""
     SERVING = "serving"
     """Requests are admitted."""
     DRAINING = "draining"
     """The server is shutting down: requests in flight continue, new ones are refused."""
     DEAD = "dead"
-    """The engine has died; everything is refused."""
+    """The engine has died; all requests are refused."""
 
 
 _TRANSITIONS: dict[State, frozenset[State]] = {
@@ -42,11 +42,11 @@ _REFUSALS: dict[State, Callable[[], RequestError]] = {
     ),
     State.DEAD: engine_dead,
 }
-"""Why a new request is refused in each state but SERVING."""
+"""The error that refuses a new request, in each state except SERVING."""
 
 
 class Serving(NamedTuple):
-    """What answers requests, once the engine is loaded."""
+    """The engine and the registry, once the engine is loaded."""
 
     engine: Engine
     registry: Registry
@@ -59,7 +59,7 @@ class Serving(NamedTuple):
 
 
 class ServerState:
-    """The state of the server, as its services see it."""
+    """The current state of the server, shared by its services."""
 
     def __init__(self) -> None:
         self.current = State.LOADING
@@ -71,15 +71,15 @@ class ServerState:
         return None if self._serving is None else self._serving.engine
 
     def serve(self, engine: Engine, registry: Registry) -> None:
-        """Enter SERVING with a loaded engine."""
+        """Enter SERVING with an engine that has been loaded."""
         self._serving = Serving(engine, registry)
         self.enter(State.SERVING)
 
     def enter(self, state: State) -> None:
-        """Change the state.
+        """Enter a state.
 
         Raises:
-            ValueError: there is no such transition.
+            ValueError: the transition is not allowed.
 
         """
         if state not in _TRANSITIONS[self.current]:
@@ -88,10 +88,10 @@ class ServerState:
         self.current = state
 
     def ready(self) -> Serving:
-        """Return what answers questions about the engine and its requests.
+        """Return the engine and the registry, for a call about the engine or its requests.
 
         Raises:
-            RequestError: the engine is still loading, ENGINE_LOADING, or has died, ENGINE_DEAD.
+            RequestError: ENGINE_LOADING if the engine is still loading, ENGINE_DEAD if it has died.
 
         """
         if self._serving is None or self.current is State.DEAD:
@@ -99,10 +99,10 @@ class ServerState:
         return self._serving
 
     def accepting(self) -> Serving:
-        """Return what admits a new request.
+        """Return the engine and the registry, for a new request.
 
         Raises:
-            RequestError: as `ready`, or the server is shutting down, DRAINING.
+            RequestError: as `ready`, or DRAINING if the server is shutting down.
 
         """
         if self._serving is None or self.current is not State.SERVING:

@@ -1,7 +1,7 @@
-"""Ending streams whose callers have stopped reading.
+"""Ends streams whose callers have stopped reading.
 
-A stream blocks while a message of it cannot be written. Its writer records since when, which costs next to nothing, and one
-task checks all streams twice a second: no timer for each message and no task for each stream.
+A stream is blocked while a write waits for the caller to read. Its writer records when the write started, which costs
+next to nothing, and one task checks all streams twice a second: there is no timer per message and no task per stream.
 """
 
 import asyncio
@@ -14,41 +14,41 @@ from tokenwire._contract import Reason
 from tokenwire_server.errors import RequestError
 
 _INTERVAL = 0.5
-"""Seconds between two checks."""
+"""Maximum seconds between two checks."""
 _SHORT_STALL = 1.0
-"""Seconds that a reader may be blocked with any number of values waiting."""
+"""Seconds that a reader may be blocked without a limit on the values waiting."""
 _MAX_WAITING = 500_000
-"""Maximum number of values (token ids, log probabilities) waiting for one reader that is blocked for longer: about 30 MB."""
+"""Maximum number of values (token ids, log probabilities) waiting for one reader blocked for longer: about 30 MB."""
 _MAX_WAITING_TOGETHER = 5_000_000
-"""Maximum number of values waiting for all such readers together: the ones with the most are ended first."""
+"""Maximum total of values waiting for all such readers; those with the most values waiting are ended first."""
 
 
 class Reader:
-    """A stream's reader, as the stream knows it. A base class to implement."""
+    """The reader of a stream. Abstract: the kinds of streams implement it."""
 
     __slots__ = ()
 
     def blocked_since(self) -> float | None:
-        """Return when the message being written was given to gRPC, on `time.monotonic`; None if none is."""
+        """Return the `time.monotonic` time at which the write in progress started; None if there is none."""
         raise NotImplementedError
 
     def waiting(self) -> int:
-        """Return the number of values that wait to be written."""
+        """Return the number of values waiting to be written."""
         raise NotImplementedError
 
     def give_up(self, error: RequestError) -> None:
-        """Abort the stream's requests, drop what waits, and fail with the error once the write returns."""
+        """Abort the stream's requests, discard what is waiting, and fail with the error once the write returns."""
         raise NotImplementedError
 
 
 class SlowReaders:
-    """Watches the readers of all streams."""
+    """Watches the readers of all streams and ends those that are too slow."""
 
     def __init__(self, timeout: float) -> None:
-        """Make a watch; `run` does the watching.
+        """Make a watch without readers.
 
         Args:
-            timeout: seconds that a reader may be blocked.
+            timeout: maximum seconds that a reader may be blocked.
 
         """
         self._timeout = timeout
@@ -64,7 +64,7 @@ class SlowReaders:
             self._readers.discard(reader)
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Check the readers periodically until cancelled."""
         while True:
             await asyncio.sleep(min(_INTERVAL, self._timeout / 2))
             now = time.monotonic()
@@ -73,7 +73,7 @@ class SlowReaders:
                 reader.give_up(
                     RequestError(
                         Reason.SLOW_READER,
-                        "the stream was not read for too long, so its requests were ended (--slow-reader-timeout)",
+                        "the stream was not read for too long; its requests were aborted (--slow-reader-timeout)",
                     )
                 )
 

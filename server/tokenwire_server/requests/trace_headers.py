@@ -1,4 +1,4 @@
-"""W3C trace context in a call's metadata, for callers whose tracing library puts it there."""
+"""W3C trace context from a call's metadata, where tracing libraries put it."""
 
 from collections.abc import Iterable
 

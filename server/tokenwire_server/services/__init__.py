@@ -1,1 +1,1 @@
-"""The gRPC services: one module or package for each."""
+"""The gRPC services, one module or package each, and the calls and sinks that they share."""

@@ -1,4 +1,4 @@
-"""A request with a call of its own: Generate and GenerateStream, also those of other protocols."""
+"""Calls with one request each: Generate and GenerateStream, and their equivalents in other protocols."""
 
 from collections.abc import Iterable
 from types import TracebackType
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 
 class Answer(Protocol):
-    """Makes a stream's responses from the engine's outputs."""
+    """Converts the engine's outputs to a stream's responses."""
 
     @property
     def done(self) -> bool:
-        """Whether the stream is complete before the engine has ended the request."""
+        """Whether the stream is complete even though the engine has not ended the request."""
 
     def take(self, chunk: Chunk) -> Iterable[Any]:
-        """Return the responses for what the engine produced since the last time."""
+        """Return the responses for the next output of the engine."""
 
 
 class Call:
-    """A request's call. Leaving its block unregisters the request, and aborts it in the engine unless it has ended."""
+    """A call with one request. On exit of its block the request is unregistered, and aborted unless it has ended."""
 
     def __init__(self, host: Host, context: grpc.aio.ServicerContext[Any, Any], *, stream: bool) -> None:
         """Make a call; `start` admits its request.
 
         Args:
-            host: what the server's services share.
+            host: the state that the server's services share.
             context: the call.
-            stream: whether outputs are wanted as they come, rather than all at once.
+            stream: whether outputs are read as they are generated, rather than all at once.
 
         """
         self._host = host
@@ -65,7 +65,7 @@ class Call:
         """Admit the request.
 
         Returns:
-            The request as converted.
+            The converted request.
 
         Raises:
             RequestError: the request is refused.
@@ -86,7 +86,7 @@ class Call:
         """Wait for the next output.
 
         Returns:
-            The output. After one with `request_end` there is none.
+            The output. One with `request_end` is the last.
 
         Raises:
             RequestError: the request has failed.
@@ -99,7 +99,7 @@ class Call:
             return _aborted_on_arrival(live.request.params.n)
         chunk = await self._sink.next()
         if chunk.request_end is not None:
-            # Before the caller learns of it, so that it may reuse the id at once.
+            # Before the caller is notified, so that it can reuse the id immediately.
             serving.registry.finish(live)
         return chunk
 
@@ -107,7 +107,7 @@ class Call:
         """Write a stream's responses until the request ends.
 
         Raises:
-            RequestError: the request has failed, or its caller reads too slowly.
+            RequestError: the request has failed, or the caller reads too slowly.
 
         """
         writer = ResponseWriter(self._context)
@@ -121,7 +121,7 @@ class Call:
                 finished = finished or answer.done
 
     def cached_tokens(self, index: int) -> int | None:
-        """Return how many prompt tokens a running sequence found in the prefix cache; None if not known."""
+        """Return the number of cached prompt tokens of a running sequence; None if not known."""
         assert self._serving is not None
         return self._serving.engine.cached_tokens(self._sink.internal_id, index)
 
@@ -136,11 +136,19 @@ class Call:
 
 
 class _CallReader(Reader):
-    """The reader of a stream with a call of its own."""
+    """The reader of a call with one request."""
 
     __slots__ = ("_call", "_sink", "_writer")
 
     def __init__(self, call: Call, sink: CallSink, writer: ResponseWriter) -> None:
+        """Make a reader.
+
+        Args:
+            call: the call.
+            sink: holds the outputs that have not been read.
+            writer: writes the call's responses.
+
+        """
         self._call = call
         self._sink = sink
         self._writer = writer

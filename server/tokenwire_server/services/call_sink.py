@@ -1,4 +1,4 @@
-"""The outputs of a request with a call of its own: Generate and GenerateStream."""
+"""The sink of a call with one request: Generate and GenerateStream."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tokenwire_server.errors import RequestError
 
 
 class CallSink(Sink):
-    """The outputs of a request with a call of its own, merged until the call reads them."""
+    """Collects the outputs of a call's request and merges them until the call reads them."""
 
     __slots__ = (
         "_chunk",
@@ -34,7 +34,7 @@ class CallSink(Sink):
         """Make a sink.
 
         Args:
-            stream: whether the caller wants outputs as they come, rather than all at once.
+            stream: whether the call reads outputs as they are generated, rather than all at once.
 
         """
         super().__init__()
@@ -52,7 +52,7 @@ class CallSink(Sink):
         self._waiter: asyncio.Future[None] | None = None
 
     def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
-        """Receive tokens of the direct path."""
+        """Receive tokens on the direct path."""
         if self._token_ids:
             self._token_ids += token_ids
         else:
@@ -65,14 +65,14 @@ class CallSink(Sink):
             self._wake()
 
     def end(self, sequence_end: SequenceEnd, request_end: RequestEnd) -> None:
-        """Receive the end of the direct path."""
+        """Receive the end of the request on the direct path."""
         self._sequence_end = sequence_end
         self._request_end = request_end
         self._fed = True
         self._wake()
 
     def take(self, chunk: Chunk) -> None:
-        """Receive an output of the ordinary path."""
+        """Receive an output on the ordinary path."""
         if self._chunk is None:
             self._chunk = chunk
         else:
@@ -80,12 +80,12 @@ class CallSink(Sink):
         self._wake()
 
     def take_failure(self, error: RequestError) -> None:
-        """Receive a failure; what was not read yet is read before it."""
+        """Receive the failure of the request; outputs received before it are read first."""
         self._error = error
         self._wake()
 
     def waiting(self) -> int:
-        """Return the number of values (token ids, log probabilities) not read yet."""
+        """Return the number of values (token ids, log probabilities) not yet read."""
         chunk = self._chunk
         values = len(self._token_ids) + len(self._logprobs)
         if chunk is not None:
@@ -96,7 +96,7 @@ class CallSink(Sink):
         return values
 
     def discard(self, error: RequestError) -> None:
-        """Drop everything that was not read yet; the next read raises the error."""
+        """Discard all unread outputs; the next read raises the error."""
         self._discarded = error
         self._token_ids = []
         self._logprobs = LogprobColumns()
@@ -110,7 +110,7 @@ class CallSink(Sink):
         """Wait for the next output.
 
         Returns:
-            The output. After one with `request_end` there is none.
+            The output. One with `request_end` is the last.
 
         Raises:
             RequestError: the request has failed.
@@ -157,7 +157,7 @@ def _merge(pending: Chunk, chunk: Chunk) -> None:
         if before is None:
             pending.outputs.append(output)
             continue
-        # Everything repeated is appended, but bytes would be replaced.
+        # MergeFrom appends repeated fields, but replaces bytes.
         mask = before.sampling_mask.token_ids + output.sampling_mask.token_ids
         before.MergeFrom(output)
         if mask:

@@ -1,4 +1,4 @@
-"""The methods of `tokenwire.v1.EngineService`: thin, each states in order what happens to a call."""
+"""The methods of `tokenwire.v1.EngineService`: thin, each lists the steps of a call in order."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -23,23 +23,23 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(EngineServiceServicer):
-    """`tokenwire.v1.EngineService`."""
+    """Implements `tokenwire.v1.EngineService`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._state = host.state
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
-        """Continue a prompt and respond once."""
+        """Generate a completion for a prompt and return it in one response."""
         async with errors.boundary(context, "Generate"):
             with Call(self._host, context, stream=False) as call:
                 with self._incoming(request, context) as incoming:
                     converted = await call.start(incoming)
                 return responses.unary(converted, await call.next())
 
-    # A coroutine that writes its responses, which costs less than a generator; the stubs know only the latter.
+    # A coroutine that writes its responses costs less than a generator; the stubs are typed for a generator.
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: _Context) -> None:  # type: ignore[override]
-        """Continue a prompt and respond as tokens come."""
+        """Generate a completion for a prompt and stream it as tokens are generated."""
         async with errors.boundary(context, "GenerateStream"):
             with Call(self._host, context, stream=True) as call:
                 with self._incoming(request, context) as incoming:
@@ -49,7 +49,7 @@ class EngineServicer(EngineServiceServicer):
     async def Multiplex(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.MultiplexRequest], context: _Context
     ) -> None:
-        """Carry many requests on one stream."""
+        """Serve many requests on one stream."""
         async with errors.boundary(context, "Multiplex"):
             await MultiplexStream(self._host, context).run(request_iterator)
 
@@ -69,7 +69,7 @@ class EngineServicer(EngineServiceServicer):
         request: pb.GetEngineInfoRequest,  # noqa: ARG002  # the contract's request is empty
         context: _Context,
     ) -> pb.GetEngineInfoResponse:
-        """Describe the engine: its model, limits and features."""
+        """Return the engine's model, limits and features."""
         async with errors.boundary(context, "GetEngineInfo"):
             info = self._state.ready().engine.info()
             info.limits.max_receive_message_bytes = self._host.config.max_receive_message_bytes
@@ -92,6 +92,6 @@ class EngineServicer(EngineServiceServicer):
 
 
 def service(host: Host) -> Service:
-    """Return the service, for the server's transport."""
+    """Return the service, to register with the server's transport."""
     servicer = EngineServicer(host)
     return Service(_SERVICE_NAME, lambda server: add_EngineServiceServicer_to_server(servicer, server))

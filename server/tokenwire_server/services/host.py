@@ -1,4 +1,4 @@
-"""What the server's services share."""
+"""The state that the server's services share."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tokenwire_server.requests.trace_headers import trace_headers
 
 
 class Host:
-    """The server's options, its state and its watch over slow readers."""
+    """The server's options, its state and its watch of slow readers."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
@@ -21,5 +21,5 @@ class Host:
         self.slow_readers = SlowReaders(config.slow_reader_timeout)
 
     def incoming(self, message: GenerationInput, context: grpc.aio.ServicerContext[Any, Any]) -> IncomingRequest:
-        """Return the request of a call, whose block owns its remote prefill until the engine has the request."""
+        """Return the request of a call as an `IncomingRequest`, with the trace headers of the call's metadata."""
         return IncomingRequest(self.state, message, trace_headers=trace_headers(context.invocation_metadata()))

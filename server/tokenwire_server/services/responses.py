@@ -1,4 +1,4 @@
-"""From the engine's outputs to the response messages of Generate and GenerateStream."""
+"""Converts the engine's outputs to the response messages of Generate and GenerateStream."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from tokenwire_server.conversion.request import EngineRequest
 
 
 def unary(request: EngineRequest, chunk: Chunk) -> pb.GenerateResponse:
-    """Return the response of Generate: a request that does not stream has one output."""
+    """Return the response of Generate; a request that does not stream has exactly one output."""
     response = pb.GenerateResponse(request_id=request.request_id, outputs=chunk.outputs)
     if len(chunk.outputs) > 1:
         response.outputs.sort(key=_index)
@@ -19,10 +19,10 @@ def unary(request: EngineRequest, chunk: Chunk) -> pb.GenerateResponse:
 
 
 class StreamAnswer:
-    """Makes the responses of a GenerateStream call."""
+    """Converts outputs to the responses of a GenerateStream call."""
 
     done = False
-    """The engine ends the request, never the answer."""
+    """Always False: only the engine ends the request."""
 
     def __init__(self, request: EngineRequest) -> None:
         self._request = request

@@ -1,1 +1,1 @@
-"""The gRPC server: what it listens on, the handlers of its methods, health and reflection."""
+"""The gRPC server: listening, method handlers, health and reflection."""

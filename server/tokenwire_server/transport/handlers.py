@@ -1,7 +1,7 @@
-"""The handlers of methods: how they get their requests, and how they write the responses of a stream.
+"""Method handlers: decoding of requests, and writing of streaming responses.
 
-Requests that are not well-formed messages are refused for the methods of all services. gRPC's own answer is UNKNOWN with the
-exception's text, and a traceback in the log for every such request.
+Malformed requests are refused with INVALID_ARGUMENT for the methods of all services. gRPC itself would respond with
+UNKNOWN and the exception's text, and log a traceback for every such request.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from tokenwire_server import errors
 from tokenwire_server.errors import RequestError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Handler: TypeAlias = grpc.RpcMethodHandler  # which takes its parameters in annotations only
+_Handler: TypeAlias = grpc.RpcMethodHandler  # takes its type parameters in annotations only
 
 
 _MALFORMED = object()
-"""In place of a request that is not a well-formed message."""
+"""Stands for a request that could not be decoded."""
 
 
 class ResponseWriter:
@@ -34,26 +34,26 @@ class ResponseWriter:
     def __init__(self, context: _Context) -> None:
         self._write = context.write
         self.blocked_since: float | None = None
-        """When the message being written was given to gRPC, on `time.monotonic`; None if none is."""
+        """The `time.monotonic` time at which the write in progress started; None if there is none."""
 
     async def write(self, response: Any) -> None:
-        """Write a response; blocks while the caller does not read.
+        """Write a response; waits while the caller does not read.
 
         Raises:
-            asyncio.CancelledError: the caller has gone.
+            asyncio.CancelledError: the call has ended, for example because the caller disconnected.
 
         """
         self.blocked_since = time.monotonic()
         try:
             await self._write(response)
         except grpc.aio.InternalError:
-            # gRPC raises it for a caller that has gone before it cancels the method, and would log it as a failure.
+            # gRPC raises this for a caller that has disconnected, before it cancels the method, and would log an error.
             raise asyncio.CancelledError from None
         self.blocked_since = None
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):
-    """Gives each method a handler that refuses malformed requests. Must be the innermost interceptor."""
+    """Wraps each method in a handler that refuses malformed requests. Must be the innermost interceptor."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, _Handler[Any, Any]] = {}
@@ -77,7 +77,7 @@ def _checked(handler: "_Handler[Any, Any]") -> "_Handler[Any, Any]":
         return grpc.unary_unary_rpc_method_handler(_coroutine(handler.unary_unary), decode, encode)
     if handler.stream_stream is not None:
         return grpc.stream_stream_rpc_method_handler(_bidirectional(handler.stream_stream), decode, encode)
-    assert handler.unary_stream is not None, "no service has a method with a stream of requests and one response"
+    assert handler.unary_stream is not None, "no service has a client-streaming method"
     return grpc.unary_stream_rpc_method_handler(_coroutine(_writing(handler.unary_stream)), decode, encode)
 
 
@@ -116,7 +116,7 @@ def _bidirectional(method: Any) -> Any:
 
 
 def _writing(method: Any) -> Any:
-    """Return a streaming method as a coroutine that writes its responses, as our own are; others' may be generators."""
+    """Return a streaming method as a coroutine that writes its responses; third-party services use generators."""
     if not inspect.isasyncgenfunction(method):
         return method
 
@@ -133,4 +133,4 @@ async def _refuse(context: _Context) -> NoReturn:
     error = RequestError(Reason.INVALID_FIELD, "the request is not a well-formed message of the method's type")
     async with errors.boundary(context, "decoding"):
         raise error
-    raise error  # which the boundary's type does not show to be unreachable
+    raise error  # unreachable, which the boundary's type does not express

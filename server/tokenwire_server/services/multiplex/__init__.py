@@ -1,1 +1,1 @@
-"""Many requests on one stream: one message for each engine step."""
+"""The Multiplex RPC: many requests on one stream, with one response message per engine step."""

@@ -1,4 +1,4 @@
-"""The columns of a MultiplexStep, gathered until the stream sends them."""
+"""The columns of a MultiplexStep, collected until the stream sends them."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from tokenwire.v1 import multiplex_pb2 as pb
 from tokenwire_server.conversion.logprobs import LogprobColumns
 
 _VALUES_PER_EVENT = 10
-"""What a message of an accepted, ended or refused request counts as: it takes some 600 bytes, a value some 60."""
+"""Values that an accepted, finished, rejected or failed event counts as: it takes about 600 bytes, a value 60."""
 
 
 class StepColumns:
-    """What a stream's requests got since the last message."""
+    """The tokens and events of a stream's requests since its last message."""
 
     __slots__ = (
         "_counts",
@@ -31,7 +31,7 @@ class StepColumns:
 
     def __init__(self) -> None:
         self._handles: list[int] = []
-        # None as long as every entry has index 0, or one token.
+        # None while every entry has index 0, or one token.
         self._indexes: list[int] | None = None
         self._counts: list[int] | None = None
         self._token_ids: list[int] = []
@@ -44,12 +44,19 @@ class StepColumns:
         self.failed: list[pb.MultiplexFailure] = []
 
     def waiting(self) -> int:
-        """Return the number of values gathered."""
+        """Return the number of values collected."""
         events = len(self.accepted) + len(self.finished) + len(self.rejected) + len(self.failed)
         return 2 * len(self._handles) + len(self._token_ids) + len(self._logprobs) + _VALUES_PER_EVENT * events
 
     def add(self, handle: int, token_ids: Sequence[int], index: int = 0) -> None:
-        """Append an entry."""
+        """Append an entry.
+
+        Args:
+            handle: handle of the request.
+            token_ids: the new tokens of one sequence.
+            index: index of the sequence in the request.
+
+        """
         if self._indexes is not None:
             self._indexes.append(index)
         elif index:
@@ -63,14 +70,14 @@ class StepColumns:
         self._token_ids += token_ids
 
     def add_logprobs(self, lists: LogprobsLists, top_k: int) -> float:
-        """Append the engine's log probabilities of the last entry and return the sum of its tokens' own."""
+        """Append the engine's log probabilities for the last entry and return the sum over its sampled tokens."""
         total, width = self._logprobs.add(lists, top_k)
         self._logprob_entries.append(len(self._handles) - 1)
         self._top_ks.append(width)
         return total
 
     def add_converted_logprobs(self, message: logprobs_pb2.Logprobs) -> None:
-        """Append log probabilities of the last entry that are in the contract's form already."""
+        """Append log probabilities for the last entry that have already been converted."""
         columns = self._logprobs
         columns.logprobs += message.logprobs
         columns.ranks += message.ranks
@@ -83,7 +90,7 @@ class StepColumns:
         return bool(self._handles or self.finished or self.rejected or self.accepted or self.failed)
 
     def to_message(self) -> pb.MultiplexStep:
-        """Return the message; the columns are used up."""
+        """Return the message; the columns must not be used after this."""
         step = pb.MultiplexStep(
             handles=self._handles,
             indexes=self._indexes,
@@ -110,7 +117,7 @@ class StepColumns:
 
 
 def finish_of(handle: int, output: generation_pb2.SequenceOutput) -> pb.MultiplexFinish:
-    """Return the finish that a sequence's last output in the form of a call of its own tells."""
+    """Convert a sequence's last output to a MultiplexFinish."""
     finish = pb.MultiplexFinish(
         handle=handle,
         index=output.index,

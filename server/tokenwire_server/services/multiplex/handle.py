@@ -1,4 +1,4 @@
-"""A request of a Multiplex stream."""
+"""The sink of one request of a Multiplex stream."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from tokenwire_server.services.multiplex.pending import Pending
 
 
 class HandleSink(Sink):
-    """Puts the outputs of one handle into its stream's columns."""
+    """Adds the outputs of one handle to its stream's columns."""
 
     __slots__ = (
         "_accepted",
@@ -35,14 +35,14 @@ class HandleSink(Sink):
 
         Args:
             handle: the handle.
-            pending: what the stream is to send.
-            on_end: called at the request's end or failure, before that goes to `pending`.
+            pending: the messages that the stream has yet to send.
+            on_end: called when the request ends or fails, before that is added to `pending`.
 
         """
         super().__init__()
         self.handle = handle
         self.request_id = ""
-        """The request's id; "" before its conversion."""
+        """The request's id; "" before the request is converted."""
         self._prompt_tokens = 0
         self._pending = pending
         self._on_end = on_end
@@ -53,7 +53,14 @@ class HandleSink(Sink):
         self._masks: dict[int, generation_pb2.SamplingMask] = {}
 
     def prepare(self, request: EngineRequest, abort: Callable[[Sink], None], *, direct: bool) -> None:
-        """Get ready for the request's outputs."""
+        """Prepare for the request's outputs.
+
+        Args:
+            request: the request.
+            abort: aborts a sink's request in the engine, unless the engine has ended it.
+            direct: whether the outputs arrive on the direct path.
+
+        """
         super().prepare(request, abort, direct=direct)
         self._set_request(request)
 
@@ -62,7 +69,7 @@ class HandleSink(Sink):
         self._prompt_tokens = len(request.prompt_token_ids)
 
     def accept(self) -> None:
-        """Report that the request was admitted, once."""
+        """Report that the request was admitted, unless this has been reported."""
         if not self._accepted:
             self._accepted = True
             accepted = pb.MultiplexAccepted(handle=self.handle, request_id=self.request_id)
@@ -70,7 +77,7 @@ class HandleSink(Sink):
             self._pending.mark()
 
     def feed(self, token_ids: list[int], logprobs: LogprobsLists | None) -> None:
-        """Receive tokens of the direct path."""
+        """Receive tokens on the direct path."""
         if not self._accepted:
             self.accept()
         if token_ids:
@@ -82,7 +89,7 @@ class HandleSink(Sink):
                 pending.mark()
 
     def end(self, sequence_end: SequenceEnd, request_end: RequestEnd) -> None:
-        """Receive the end of the direct path."""
+        """Receive the end of the request on the direct path."""
         finish = pb.MultiplexFinish(handle=self.handle)
         fill_sequence_end(finish, sequence_end)
         if self.top_k is not None:
@@ -91,10 +98,10 @@ class HandleSink(Sink):
         self._close([finish], request_end)
 
     def take(self, chunk: Chunk) -> None:
-        """Receive an output of the ordinary path."""
+        """Receive an output on the ordinary path."""
         self.accept()
         pending = self._pending
-        # With n > 1 the engine reports the one prompt for each sequence.
+        # With n > 1 the engine reports the same prompt once per sequence.
         if chunk.prompt_logprobs is not None and not self._prompt_reported:
             self._prompt_reported = True
             pending.add_prompt_logprobs(self.handle, chunk.prompt_logprobs)
@@ -121,7 +128,7 @@ class HandleSink(Sink):
         pending.mark()
 
     def end_on_arrival(self, request: EngineRequest) -> None:
-        """End a request whose id an Abort asked to remember."""
+        """End a request whose id an earlier Abort asked to remember."""
         self._set_request(request)
         self.accept()
         finishes = [

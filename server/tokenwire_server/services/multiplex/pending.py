@@ -1,4 +1,4 @@
-"""What a Multiplex stream is to send, and when."""
+"""The messages that a Multiplex stream has yet to send."""
 
 import asyncio
 from collections import deque
@@ -12,19 +12,19 @@ from tokenwire_server.services.multiplex.prompt_logprobs import VALUES_PER_PART,
 
 
 class Pending:
-    """Gathers a stream's events into messages: one for each engine step, fewer and larger where the reader is slow."""
+    """Collects a stream's events into messages: one per engine step, or fewer and larger ones if the reader is slow."""
 
     def __init__(self, at_step_end: Callable[[Callable[[], None]], None]) -> None:
         """Make the stream's pending messages.
 
         Args:
-            at_step_end: calls back once the outputs of the running engine step are all there.
+            at_step_end: calls a callback once all outputs of the current engine step have been delivered.
 
         """
         self._at_step_end = at_step_end
         self.columns = StepColumns()
         self.marked = False
-        """Whether a wake-up is on its way or the reader has been woken."""
+        """Whether a wake-up is scheduled or the sender has been woken."""
         self._parts: deque[pb.MultiplexPromptLogprobs] = deque()
         self._parts_left: dict[int, int] = {}
         self._held: dict[int, list[pb.MultiplexFinish]] = {}
@@ -32,7 +32,7 @@ class Pending:
         self._waiter: asyncio.Future[None] | None = None
 
     def mark(self) -> None:
-        """Note that there is something to send."""
+        """Schedule a wake-up of the sender at the end of the current engine step."""
         if not self.marked:
             self.marked = True
             self._at_step_end(self.wake)
@@ -43,7 +43,7 @@ class Pending:
             self._waiter.set_result(None)
 
     def finish(self, handle: int, finishes: list[pb.MultiplexFinish]) -> None:
-        """Add ends of sequences; they wait for the request's prompt log probabilities."""
+        """Add ends of sequences; they are sent after the request's prompt log probabilities."""
         if handle in self._parts_left:
             self._held.setdefault(handle, []).extend(finishes)
         else:
@@ -51,12 +51,12 @@ class Pending:
         self.mark()
 
     def reject(self, handle: int, error: RequestError) -> None:
-        """Add the refusal of a submit or an abort."""
+        """Add the rejection of a submit or an abort."""
         self.columns.rejected.append(pb.MultiplexRejection(handle=handle, status=to_error_status(error)))
         self.mark()
 
     def fail(self, handle: int, error: RequestError) -> None:
-        """Add the failure of a request; what is left of its prompt log probabilities is dropped."""
+        """Add the failure of a request; its unsent prompt log probabilities are discarded."""
         if self._parts_left.pop(handle, None):
             self._parts = deque(part for part in self._parts if part.handle != handle)
             self._held.pop(handle, None)
@@ -71,20 +71,20 @@ class Pending:
         self.mark()
 
     def waiting(self) -> int:
-        """Return the number of values that wait to be sent."""
-        # A part is full but for the last one of each request.
+        """Return the number of values waiting to be sent."""
+        # All parts of a request except the last one are full.
         return self.columns.waiting() + len(self._parts) * VALUES_PER_PART
 
     def clear(self) -> None:
-        """Drop everything that waits to be sent."""
+        """Discard everything waiting to be sent."""
         self.columns = StepColumns()
         self._parts.clear()
         self._parts_left.clear()
         self._held.clear()
 
     def take(self) -> engine_service_pb2.MultiplexResponse | None:
-        """Return the next message; None where there is nothing to send."""
-        # In turns, so that neither holds up the other.
+        """Return the next message; None if there is nothing to send."""
+        # Parts and steps alternate, so that neither delays the other.
         if self._parts and (self._part_turn or not self.columns):
             self._part_turn = False
             return engine_service_pb2.MultiplexResponse(prompt_logprobs=self._take_part())
@@ -111,7 +111,7 @@ class Pending:
 
 
 def to_error_status(error: RequestError) -> error_pb2.ErrorStatus:
-    """Return an error as the contract tells it inside a stream."""
+    """Return the ErrorStatus that reports an error inside a stream."""
     number: int = error.code.value[0]
     status = error_pb2.ErrorStatus(code=number, reason=error.reason, message=error.message)
     for field, description in error.violations:

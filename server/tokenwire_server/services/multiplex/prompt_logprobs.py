@@ -1,4 +1,4 @@
-"""Splits prompt log probabilities into messages that are small enough not to delay the stream's other requests."""
+"""Splits prompt log probabilities into messages small enough not to delay the stream's other requests."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from tokenwire.v1 import logprobs_pb2
 from tokenwire.v1 import multiplex_pb2 as pb
 
 VALUES_PER_PART = 16_384
-"""Maximum number of top tokens in a part, which makes about 150 kB on the wire."""
+"""Maximum number of top tokens in a part: about 150 kB on the wire."""
 
 
 def parts(handle: int, message: logprobs_pb2.PromptLogprobs) -> Iterator[pb.MultiplexPromptLogprobs]:

@@ -1,4 +1,4 @@
-"""A Multiplex stream: its caller's actions in, its requests' events out."""
+"""A Multiplex stream: reads the caller's actions and writes the events of its requests."""
 
 import asyncio
 import logging
@@ -26,23 +26,23 @@ from tokenwire_server.transport.handlers import ResponseWriter
 logger = logging.getLogger(__name__)
 
 _MAX_ABORT_HANDLES = 10_000
-"""Maximum number of handles in one abort, as of the ids of an Abort call, unless the stream may have more live requests."""
+"""Maximum number of handles in one abort, as for ids in an Abort call, unless more requests can be in flight."""
 _YIELD_EVERY = 8
-"""Number of actions after which the event loop gets a turn, so that a burst does not delay requests in flight."""
+"""Number of actions after which the task yields to the event loop, so that a burst does not delay other requests."""
 
 
 class MultiplexStream(Reader):
-    """One caller's stream. When `run` returns, its requests are unregistered and aborted, in one engine call."""
+    """One caller's stream. When `run` exits, all its requests are unregistered and aborted, in one engine call."""
 
     def __init__(self, host: Host, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Make a stream.
 
         Args:
-            host: what the server's services share.
+            host: the state that the server's services share.
             context: the call.
 
         Raises:
-            RequestError: the server admits no requests now, or the caller's certificate names nobody.
+            RequestError: the server is not accepting requests, or the caller's certificate has no name.
 
         """
         self._host = host
@@ -58,7 +58,7 @@ class MultiplexStream(Reader):
         self._given_up: RequestError | None = None
 
     async def run(self, actions: AsyncIterator[pb.MultiplexRequest]) -> None:
-        """Act on the caller's messages and write the stream's own, until the caller is done and its requests are too.
+        """Handle actions and write responses until the caller has half-closed and all its requests have ended.
 
         Raises:
             RequestError: the stream was not read for too long.
@@ -81,22 +81,22 @@ class MultiplexStream(Reader):
             if message is not None:
                 await self._writer.write(message)
             elif reader.done() and not (self._half_closed and self._handles):
-                # What ended the reader early ends the stream.
+                # An error that ended the reader ends the stream.
                 await reader
                 return
             else:
                 await self._pending.wait()
 
     def blocked_since(self) -> float | None:
-        """Return when the message being written was given to gRPC; None if none is."""
+        """Return the `time.monotonic` time at which the write in progress started; None if there is none."""
         return self._writer.blocked_since
 
     def waiting(self) -> int:
-        """Return the number of values that wait to be written."""
+        """Return the number of values waiting to be written."""
         return self._pending.waiting()
 
     def give_up(self, error: RequestError) -> None:
-        """Abort all requests and fail with the error."""
+        """Abort all requests, discard what is waiting, and fail the stream with the error."""
         self._given_up = error
         self._unregister_all()
         self._pending.clear()
@@ -104,12 +104,12 @@ class MultiplexStream(Reader):
     def _unregister_all(self) -> None:
         live = map(self._find, self._handles.values())
         self._serving.registry.unregister(*(request for request in live if request is not None))
-        # Also those that are not registered yet.
+        # Also requests that are not registered yet.
         self._serving.engine.abort_unless_ended(*self._handles.values())
         self._handles.clear()
 
     def _find(self, sink: HandleSink) -> LiveRequest | None:
-        """Return the live request of a handle; None if it has none, though another one may have its id."""
+        """Return the live request of a handle; None if it has none, even if another request has its id."""
         live = self._serving.registry.find(self._caller, sink.request_id)
         return live if live is not None and live.sink is sink else None
 
@@ -117,7 +117,7 @@ class MultiplexStream(Reader):
         count = 0
         async for action in actions:
             if self._given_up is not None:
-                # Answers would pile up for a caller that does not read them.
+                # Responses would accumulate for a caller that does not read them.
                 return
             match action.WhichOneof("action"):
                 case "submit":
@@ -125,7 +125,9 @@ class MultiplexStream(Reader):
                 case "abort":
                     self._abort(action.abort)
                 case _:
-                    self._pending.reject(0, invalid_field("action", "must be set to an action that this server knows"))
+                    self._pending.reject(
+                        0, invalid_field("action", "must be set to an action that this server supports")
+                    )
             count += 1
             if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
@@ -165,15 +167,18 @@ class MultiplexStream(Reader):
     def _check_submit(self, submit: multiplex_pb2.MultiplexSubmit) -> Serving:
         handle = submit.handle
         if handle in self._handles:
-            reason = f"submit.handle: a live request of this stream has the handle {handle}; it continues"
-            violation = Violation("submit.handle", "must differ from the handles of all live requests of the stream")
+            reason = f"submit.handle: handle {handle} is in use by a request in flight, which is not affected"
+            violation = Violation(
+                "submit.handle", "must differ from the handles of all requests in flight on the stream"
+            )
             raise RequestError(Reason.HANDLE_IN_USE, reason, (violation,))
         self._caller.check()
         serving = self._host.state.accepting()
         if len(self._handles) >= self._max_requests:
             raise RequestError(
                 Reason.QUEUE_FULL,
-                f"the stream has reached its maximum of {self._max_requests} live requests; open another one",
+                f"the stream has reached its maximum number of requests in flight, {self._max_requests}; "
+                "open another stream",
             )
         if not submit.HasField("input"):
             raise invalid_field("submit.input", "must be set")
@@ -182,22 +187,22 @@ class MultiplexStream(Reader):
     def _abort(self, abort: multiplex_pb2.MultiplexAbort) -> None:
         most = max(_MAX_ABORT_HANDLES, self._max_requests)
         if not 1 <= len(abort.handles) <= most:
-            # Each unknown one would be answered, and a message may name millions.
-            self._pending.reject(0, invalid_field("abort.handles", f"must name 1 to {most} handles"))
+            # Each unknown handle causes a response, and a message can contain millions.
+            self._pending.reject(0, invalid_field("abort.handles", f"must contain 1 to {most} handles"))
             return
         requests = []
         for handle in abort.handles:
             sink = self._handles.get(handle)
             live = None if sink is None else self._find(sink)
             if live is None:
-                error = RequestError(Reason.UNKNOWN_HANDLE, f"no live request of this stream has the handle {handle}")
+                error = RequestError(Reason.UNKNOWN_HANDLE, f"no request in flight on this stream has handle {handle}")
                 self._pending.reject(handle, error)
             else:
                 requests.append(live)
         self._serving.registry.abort_soon(requests)
 
     def _on_end(self, sink: HandleSink) -> None:
-        """Free handle and id before the caller learns of the end, so that it may reuse both at once."""
+        """Free the handle and the id before the caller is notified, so that it can reuse both immediately."""
         if self._handles.get(sink.handle) is sink:
             del self._handles[sink.handle]
         if (live := self._find(sink)) is not None:

@@ -1,7 +1,7 @@
-"""`vllm.grpc.engine.VllmEngine`, the engine service that smg's gateway speaks, translated to our own requests.
+"""The service `vllm.grpc.engine.VllmEngine`, which smg's gateway calls, implemented on tokenwire's own requests.
 
-Served beside our service with `tokenwire serve --smg`; needs the extra: `pip install 'tokenwire[smg]'`. The modules
-beside this one import what the extra brings.
+Served in addition to EngineService with `tokenwire serve --smg`; requires the extra: `pip install 'tokenwire[smg]'`.
+The other modules of this package import packages from the extra.
 """
 
 import importlib
@@ -13,7 +13,7 @@ _NEEDED = ("smg_grpc_proto.generated.vllm_engine_pb2_grpc", "tokenwire.text")
 
 
 def missing() -> str | None:
-    """Say why the service cannot be served here; None where it can."""
+    """Return why the service cannot be served in this environment; None if it can."""
     try:
         for name in _NEEDED:
             importlib.import_module(name)

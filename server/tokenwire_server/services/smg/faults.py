@@ -1,4 +1,4 @@
-"""Refusals name the fields of the request that was sent, not those of the GenerationInput that it became."""
+"""Translates field paths in errors from GenerationInput to VllmEngine's request, which the caller sent."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ _NAMES = (
     (_STRUCTURED, "sampling_params.constraint"),
     ("input.", ""),
 )
-"""Starts of paths, and what they are called in VllmEngine; the first that fits counts."""
+"""Prefixes of field paths and their names in VllmEngine; the first match applies."""
 
 
 @contextlib.contextmanager
 def renamed() -> Iterator[None]:
-    """Put VllmEngine's names into a RequestError that leaves the block."""
+    """Translate the field paths of a RequestError raised in the block."""
     try:
         yield
     except RequestError as error:
-        # The colon, which ends a path in a message, is not in the path itself.
+        # In a message, a colon follows the path; the path itself has none.
         violations = [Violation(_rename(f"{field}:")[:-1], description) for field, description in error.violations]
         raise RequestError(error.reason, _rename(error.message), violations) from error
 

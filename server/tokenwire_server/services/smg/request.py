@@ -1,8 +1,8 @@
-"""From a GenerateRequest of VllmEngine to our GenerationInput.
+"""Converts VllmEngine's GenerateRequest to a GenerationInput.
 
-Most of VllmEngine's scalars have no presence. There zero is what it says where zero is a value, and "unset" where it is
-none: top_p, repetition_penalty and n become 1. An absent temperature is 1 too: nothing is taken from the model's
-generation_config, which GetModelInfo tells and the coordinator applies.
+Most of VllmEngine's scalar fields have no presence. Zero is used as is if it is a valid value; otherwise it means "not
+set", and top_p, repetition_penalty and n default to 1. An absent temperature is 1 too: the server does not apply the
+model's generation_config, which GetModelInfo returns and the gateway applies.
 """
 
 from typing import Any
@@ -11,20 +11,20 @@ from tokenwire.v1 import generation_pb2, sampling_params_pb2
 from tokenwire_server.errors import invalid_field, unsupported_field
 
 _SAME = ("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "ignore_eos")
-"""Fields where zero means what it means here."""
+"""Fields where zero has the same meaning in the contract."""
 _ONE_IF_ZERO = ("top_p", "repetition_penalty", "n")
-"""Fields where zero is no value."""
+"""Fields where zero is not a valid value and means "not set"."""
 _SAME_IF_SET = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
 """Fields with presence."""
 _TEXTS = ("regex", "grammar", "structural_tag")
-"""Constraints that are one text, under the same name here."""
+"""Constraints that are a single string, with the same name in the contract."""
 _FOR_TEXT = (
     "stop",
     "include_stop_str_in_output",
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-"""Fields about text, which the coordinator makes; `stop_strings` looks at the first three."""
+"""Fields about detokenized text, which the gateway produces; `stop_strings` uses the first three."""
 
 _KNOWN = frozenset(
     {"request_id", "tokenized", "sampling_params", "stream", "kv_transfer_params_json", "data_parallel_rank"}
@@ -41,22 +41,22 @@ _KNOWN_SAMPLING = frozenset(
     }
 )
 _INSTEAD = {
-    "text": "this server takes token ids, in tokenized",
-    "mm_inputs": "this server takes token ids only",
-    "extra_mm_inputs": "this server takes token ids only",
-    "media_refs": "this server takes token ids only",
+    "text": "this server accepts token ids only, in tokenized",
+    "mm_inputs": "this server accepts token ids only",
+    "extra_mm_inputs": "this server accepts token ids only",
+    "media_refs": "this server accepts token ids only",
     "kv_transfer_params": "is deprecated; use kv_transfer_params_json",
-    "truncate_prompt_tokens": "cut the prompt's token ids before sending them",
+    "truncate_prompt_tokens": "truncate the prompt's token ids before sending the request",
 }
 
 
 def fill(message: generation_pb2.GenerationInput, request: Any) -> None:
-    """Write what a request asks for into `message`, all but its stop strings.
+    """Convert a request, except its stop strings, into `message`.
 
-    What another engine has computed for the request comes first, so that it can be released where the rest is refused.
+    KV transfer parameters are converted first, so that a remote prefill can be released if another field is refused.
 
     Raises:
-        RequestError: a field is not supported or has a value that cannot be passed on.
+        RequestError: a field is not supported or has an invalid value.
 
     """
     message.request_id = request.request_id
@@ -76,11 +76,11 @@ def fill(message: generation_pb2.GenerationInput, request: Any) -> None:
 
 
 def _check_known(message: Any, known: frozenset[str], path: str) -> None:
-    """Refuse the fields that would be dropped, those of later versions of VllmEngine too."""
+    """Refuse fields that would otherwise be ignored, including those of later versions of VllmEngine."""
     for descriptor, _ in message.ListFields():
         if descriptor.name not in known:
             raise unsupported_field(
-                f"{path}{descriptor.name}", _INSTEAD.get(descriptor.name, "this server does not know the field")
+                f"{path}{descriptor.name}", _INSTEAD.get(descriptor.name, "this server does not support the field")
             )
 
 
@@ -105,7 +105,7 @@ def _fill_sampling(message: sampling_params_pb2.SamplingParams, params: Any) -> 
 def _set(message: sampling_params_pb2.SamplingParams, name: str, value: float) -> None:
     try:
         setattr(message, name, value)
-    except ValueError:  # VllmEngine's type may hold more
+    except ValueError:  # VllmEngine's field has a wider type
         raise invalid_field(f"sampling_params.{name}", f"is out of range, got {value}") from None
 
 

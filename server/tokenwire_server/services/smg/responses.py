@@ -1,4 +1,4 @@
-"""From the engine's chunks to VllmEngine's GenerateResponses."""
+"""Converts the engine's outputs to VllmEngine's GenerateResponse messages."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,23 +16,23 @@ _FINISH_REASONS = {
     pb.FINISH_REASON_LENGTH: "length",
     pb.FINISH_REASON_ABORT: "abort",
 }
-"""The others are ends that VllmEngine's requests cannot ask for."""
+"""Finish reasons by name; VllmEngine's requests cannot cause any others."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Sequence:
-    """What has been said of a sequence."""
+    """The state of one sequence's responses."""
 
     gathered: pb.SequenceOutput
-    """All of its output, where it is sent at its end."""
+    """The sequence's output so far, if it is sent at its end."""
     num_tokens: int = 0
     begun: bool = False
-    """Whether a message of it has been sent."""
+    """Whether a message of the sequence has been sent."""
     finished: bool = False
 
 
 class Answer:
-    """Makes the messages of a request: chunks and completes where it streams, else a complete for each sequence."""
+    """Makes the responses of a request: chunks and completes if it streams, otherwise one complete per sequence."""
 
     def __init__(
         self,
@@ -45,9 +45,10 @@ class Answer:
 
         Args:
             request: VllmEngine's request.
-            num_sequences: how many sequences it asks for.
-            stop_strings: what ends them beside the engine; None where the request names none.
-            cached_tokens: what is known, before a request's end, of the prompt tokens that a sequence had cached.
+            num_sequences: number of sequences of the request.
+            stop_strings: detects the request's stop strings; None if it has none.
+            cached_tokens: returns the number of cached prompt tokens of a running sequence, by its index; None if not
+                known.
 
         """
         self._stream: bool = request.stream
@@ -59,11 +60,11 @@ class Answer:
 
     @property
     def done(self) -> bool:
-        """Whether all sequences have ended, though the engine may not have noticed."""
+        """Whether all sequences have ended, possibly by stop strings, before the engine has ended the request."""
         return all(sequence.finished for sequence in self._sequences)
 
     def take(self, chunk: Chunk) -> Iterator[Any]:
-        """Take what came from the engine and give the messages for it."""
+        """Yield the responses for the next output of the engine."""
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs = _input_logprobs(chunk.prompt_logprobs, self._prompt)
         for output in sorted(chunk.outputs, key=_index):
@@ -134,7 +135,7 @@ def _index(output: pb.SequenceOutput) -> int:
 
 def _input_logprobs(columns: logprobs_pb2.PromptLogprobs, prompt: Iterable[int]) -> Any:
     message = smg.InputLogProbs(token_ids=prompt)
-    # The first prompt token has no value.
+    # The first prompt token has no log probability.
     message.token_logprobs.add()
     for value in columns.logprobs:
         message.token_logprobs.add(value=value)

@@ -1,4 +1,4 @@
-"""The methods of `vllm.grpc.engine.VllmEngine`: thin, each says in order what happens to a call."""
+"""The methods of `vllm.grpc.engine.VllmEngine`: thin, each lists the steps of a call in order."""
 
 import hashlib
 import time
@@ -31,7 +31,7 @@ from tokenwire_server.transport.server import Service
 
 _SERVICE_NAME = smg.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 _CHUNK_BYTES = 64 * 1024
-"""Bytes of a tokenizer's archive in one message."""
+"""Maximum bytes of the tokenizer archive in one message."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -45,7 +45,7 @@ def _unsupported(method: str, instead: str) -> Callable[[Any, Any, _Context], Aw
 
 
 class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
-    """`vllm.grpc.engine.VllmEngine`, each request of which becomes one of ours."""
+    """Implements `vllm.grpc.engine.VllmEngine` by converting each request to a GenerationInput."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -55,10 +55,10 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
         self._tokenizer: ModelTokenizer | None = None
 
     async def Generate(self, request: Any, context: _Context) -> None:
-        """Continue a prompt and answer as tokens come, or at the end of each sequence."""
+        """Generate completions for a prompt; respond as tokens are generated, or at the end of each sequence."""
         async with errors.boundary(context, "Generate"):
             with renamed():
-                # Stop strings, which the engine does not know, are found in the tokens as they come.
+                # The engine does not support stop strings; they are detected in the tokens as they are generated.
                 stream = request.stream or bool(request.sampling_params.stop)
                 with Call(self._host, context, stream=stream) as call:
                     with self._host.incoming(GenerationInput(), context) as incoming:
@@ -68,14 +68,14 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
                     await call.respond(Answer(request, converted.params.n, stops, call.cached_tokens))
 
     async def Abort(self, request: Any, context: _Context) -> Any:
-        """Abort requests by their ids, and answer when the engine has let go of them."""
+        """Abort requests by their ids, and respond once they have been aborted."""
         async with errors.boundary(context, "Abort"):
             check_abort(engine_service_pb2.AbortRequest(request_ids=request.request_ids))
             _ = await self._state.ready().registry.abort(caller.of(context), request.request_ids, None)
             return smg.AbortResponse()
 
     async def HealthCheck(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
-        """Say whether requests are taken."""
+        """Return whether the server is accepting requests."""
         try:
             self._state.accepting()
         except RequestError as error:
@@ -83,13 +83,13 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
         return smg.HealthCheckResponse(healthy=True, message="serving")
 
     async def GetModelInfo(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
-        """Say what the model is."""
+        """Return the model's properties."""
         async with errors.boundary(context, "GetModelInfo"):
             engine = self._state.ready().engine
             return info.model_info(engine.info(), engine.model_info, engine.limits)
 
     async def GetServerInfo(self, request: Any, context: _Context) -> Any:  # noqa: ARG002  # the methods' form
-        """Say what the server is."""
+        """Return the server's properties and uptime."""
         async with errors.boundary(context, "GetServerInfo"):
             engine, registry = self._state.ready()
             return info.server_info(
@@ -100,14 +100,14 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
             )
 
     async def GetLoads(self, request: Any, context: _Context) -> Any:
-        """Say how busy the engine is."""
+        """Return the current load of the engine."""
         async with errors.boundary(context, "GetLoads"):
             serving = self._state.ready()
             rank = request.dp_rank if request.HasField("dp_rank") else None
             return self._loads.response(serving.engine.info(), serving.load(), rank)
 
     async def GetTokenizer(self, request: Any, context: _Context) -> AsyncIterator[Any]:  # noqa: ARG002  # as above
-        """Send the tokenizer's files, a ZIP archive in parts; the last one has its SHA-256."""
+        """Stream the tokenizer's files as a ZIP archive; the last chunk contains the archive's SHA-256."""
         async with errors.boundary(context, "GetTokenizer"):
             archive = await self._model_tokenizer().archive()
             digest = hashlib.sha256(archive).hexdigest()
@@ -117,10 +117,10 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
                     data=archive[start:end], sha256=digest if end >= len(archive) else ""
                 )
 
-    Embed = _unsupported("Embed", "this server generates")
-    FlushCache = _unsupported("FlushCache", "the prefix cache cannot be emptied from outside")
-    StartProfile = _unsupported("StartProfile", "the profiler cannot be started from outside")
-    StopProfile = _unsupported("StopProfile", "the profiler cannot be started from outside")
+    Embed = _unsupported("Embed", "this server only generates")
+    FlushCache = _unsupported("FlushCache", "the prefix cache cannot be reset through this API")
+    StartProfile = _unsupported("StartProfile", "the profiler cannot be controlled through this API")
+    StopProfile = _unsupported("StopProfile", "the profiler cannot be controlled through this API")
     SubscribeKvEvents = _unsupported(
         "SubscribeKvEvents", "subscribe to the engine's own publisher (--kv-events-config)"
     )
@@ -140,6 +140,6 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # it has no types
 
 
 def service(host: Host) -> Service:
-    """Return the service, for the server's transport."""
+    """Return the service, to register with the server's transport."""
     servicer = VllmEngineServicer(host)
     return Service(_SERVICE_NAME, lambda server: add_VllmEngineServicer_to_server(servicer, server))
