@@ -20,7 +20,8 @@ from tokenwire_server.process.arguments import parse
 from tokenwire_server.process.server import Server
 from tokenwire_server.services.engine import service
 from tokenwire_server.services.host import Host
-from tokenwire_server.transport.server import BindError, Transport
+from tokenwire_server.transport.server import Transport
+from tokenwire_server.transport.unix_socket import BindError
 
 TOKEN = "alice-token-0123456789"  # noqa: S105  # of the tests
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # what the warnings are about

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from vllm.config import VllmConfig
 
-from fake_engine import FakeEngineServer, within
+from fake_engine import FakeEngineServer, collect, within
 
 SERVICE = "tokenwire.v1.EngineService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -58,6 +58,21 @@ async def test_a_watch_tells_each_change(loading: FakeEngineServer, name: str) -
     await loading.transport.set_serving(False)
     assert (await within(watch.read())).status == NOT_SERVING
     watch.cancel()
+
+
+async def test_a_watch_ends_with_the_server_and_with_its_last_status(loading: FakeEngineServer) -> None:
+    """FAULTS C7: it neither holds up the end nor breaks in it."""
+    watches = [health_pb2_grpc.HealthStub(loading.channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+    await loading.transport.set_serving(True)
+    for watch in watches:
+        while (await within(watch.read())).status != SERVING:
+            pass
+    await loading.transport.set_serving(False)
+    # As long as a test may take: the watches must not wait for it.
+    await within(loading.transport.stop(100))
+    for watch in watches:
+        assert [message.status for message in await collect(watch)] == [NOT_SERVING]
+        assert await within(watch.code()) == grpc.StatusCode.OK
 
 
 async def test_an_unknown_service(server: FakeEngineServer) -> None:

@@ -13,8 +13,9 @@ from fake_engine import within
 from tokenwire_server.config import ServerConfig
 from tokenwire_server.services.engine import service
 from tokenwire_server.services.host import Host
-from tokenwire_server.transport import server as transport_module
-from tokenwire_server.transport.server import BindError, Transport
+from tokenwire_server.transport import unix_socket
+from tokenwire_server.transport.server import Transport
+from tokenwire_server.transport.unix_socket import BindError
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ async def test_the_socket_of_a_server_that_takes_no_connection_is_left_alone(
     make: Callable[[ServerConfig], Transport], path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is stopped in a debugger, for example; the start does not hang with it."""
-    monkeypatch.setattr(transport_module, "_PROBE_TIMEOUT", 0.01)
+    monkeypatch.setattr(unix_socket, "_PROBE_TIMEOUT", 0.01)
     with socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as waiting:
         stopped.bind(str(path))
         stopped.listen(0)
@@ -121,6 +122,19 @@ async def test_the_socket_of_a_server_that_takes_no_connection_is_left_alone(
         with pytest.raises(BindError, match="another server is listening"):
             await make(ServerConfig(uds=str(path))).start()
         assert path.is_socket()  # noqa: ASYNC240  # nothing else runs meanwhile
+
+
+async def test_a_successor_keeps_its_socket(make: Callable[[ServerConfig], Transport], path: pathlib.Path) -> None:
+    """FAULTS C19: the path was given to another server meanwhile."""
+    first = make(ServerConfig(uds=str(path)))
+    await first.start()
+    path.unlink()  # noqa: ASYNC240  # nothing else runs meanwhile
+    second = make(ServerConfig(uds=str(path)))
+    await second.start()
+    await first.stop(0)
+    assert await answers(second.address)
+    await second.stop(0)
+    assert not any(path.parent.iterdir())  # nothing else runs meanwhile
 
 
 @pytest.fixture
@@ -140,12 +154,13 @@ async def test_a_file_that_is_no_socket_is_left_alone(
 async def test_a_socket_in_a_folder_that_does_not_exist(
     make: Callable[[ServerConfig], Transport], path: pathlib.Path
 ) -> None:
-    with pytest.raises(BindError):
+    """FAULTS C5."""
+    with pytest.raises(BindError, match=r"the folder .*/none does not exist"):
         await make(ServerConfig(uds=str(path.parent / "none" / "socket"))).start()
 
 
 async def test_a_socket_path_that_is_too_long(make: Callable[[ServerConfig], Transport], path: pathlib.Path) -> None:
-    with pytest.raises(BindError):
+    with pytest.raises(BindError, match=r"the path is too long: .* of at most 107"):
         await make(ServerConfig(uds=str(path.parent / ("x" * 200)))).start()
 
 

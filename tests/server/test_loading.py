@@ -50,6 +50,38 @@ async def test_an_engine_that_dies_before_it_is_ready_ends_the_load(core: FakeEn
     assert core.was_shut_down
 
 
+async def test_stopping_a_load_that_has_failed_can_be_cancelled(ended: list[bool]) -> None:
+    """FAULTS C6."""
+
+    def fail() -> Engine:
+        raise RuntimeError("no such weights")
+
+    load = Loading(fail)
+    with pytest.raises(RuntimeError):
+        await within(load.engine())
+    await within(load.end())
+    assert ended == []
+
+
+async def test_the_end_of_a_load_can_be_cancelled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS C6."""
+    load = Loading(lambda: engine)
+    await within(load.engine())
+    stopping, stops = threading.Event(), threading.Event()
+
+    def shutdown() -> None:
+        stopping.set()
+        stops.wait(10)
+
+    monkeypatch.setattr(engine, "shutdown", shutdown)
+    end = asyncio.create_task(load.end())
+    await asyncio.to_thread(stopping.wait, 10)
+    end.cancel()
+    await asyncio.wait({end}, timeout=10)
+    assert end.cancelled()
+    stops.set()
+
+
 async def test_a_load_is_left_before_the_engine_is_ready(core: FakeEngineCore, engine: Engine) -> None:
     core.readiness.clear()
     load = asyncio.create_task(Loading(lambda: engine).engine())

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from vllm.config import VllmConfig
 
-from fake_engine import FakeEngineCore, make_llm, read, within
+from fake_engine import FakeEngineCore, failure_of, make_llm, read, within
 from tokenwire._contract import Reason
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
@@ -16,7 +16,7 @@ from tokenwire.v1.generation_pb2 import FINISH_REASON_ABORT, GenerationInput
 from tokenwire_server.config import ExitCode, ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError
-from tokenwire_server.process import orphans, server
+from tokenwire_server.process import liveness, orphans, server
 from tokenwire_server.process.server import Server
 from tokenwire_server.requests.server_state import ServerState, State
 from tokenwire_server.requests.slow_readers import SlowReaders
@@ -89,6 +89,30 @@ async def test_a_background_task_that_fails_while_the_engine_is_loaded(
     monkeypatch.setattr(Transport, "watch_files", failing)
     assert await within(Server(ServerConfig(port=0), "model", lambda: engine).run()) == ExitCode.INTERNAL
     assert fake.was_shut_down
+
+
+async def test_health_knows_of_the_engines_death_no_later_than_the_first_caller(
+    core: tuple[FakeEngineCore, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS C1."""
+    fake, engine = core
+    # Without the failure itself it would be noticed by the next look only, after the test's limit.
+    monkeypatch.setattr(liveness, "_INTERVAL", 1000.0)
+    running = Server(ServerConfig(port=0, stay_after_engine_death=True), "model", lambda: engine)
+    ended = asyncio.create_task(running.run())
+    await ready(running)
+    async with grpc.aio.insecure_channel(running._transport.address) as channel:
+        request = pb.GenerateStreamRequest(input=GenerationInput(prompt_token_ids=[1]))
+        call = EngineServiceStub(channel).GenerateStream(request)
+        await fake.next_request()
+        # The watch begins to wait for the engine's failure at its next look.
+        running_watch = asyncio.create_task(liveness.wait_for_death(engine, 0))
+        await asyncio.sleep(0)
+        fake.die()
+        assert (await failure_of(call.read())).reason == Reason.ENGINE_DEAD
+        assert await within(running_watch) is liveness.Death.DIED
+    running._on_signal()
+    await within(ended)
 
 
 _MOVES = {

@@ -349,6 +349,14 @@ class Engine:
         if self._llm.errored:
             raise engine_dead()
 
+    async def wait_for_failure(self, seconds: float) -> None:
+        """Wait some seconds, or until the engine has failed its requests, which happens as soon as it dies."""
+        handler = self._llm.output_handler
+        if handler is None or handler.done():  # before the first request, or after the failure
+            await asyncio.sleep(seconds)
+        else:
+            await asyncio.wait([handler], timeout=seconds)
+
     async def probe(self) -> None:
         """Wait for the engine to respond to a call, which it does between two steps; an error is a response too."""
         with contextlib.suppress(Exception):

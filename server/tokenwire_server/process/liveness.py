@@ -54,7 +54,7 @@ async def wait_for_death(engine: Engine, timeout: float) -> Death:  # noqa: ASYN
                     probe, asked = asyncio.create_task(engine.probe()), now
             elif now - asked > timeout:
                 return Death.HUNG
-            await asyncio.sleep(_INTERVAL)
+            await engine.wait_for_failure(_INTERVAL)
     finally:
         if probe is not None:
             probe.cancel()

@@ -100,7 +100,7 @@ class Loading:
             logger.warning("loading did not stop in time; exiting without waiting for it")
             self._built.cancel()
             return
-        with contextlib.suppress(BaseException):
+        if self._built.exception() is None:
             await asyncio.to_thread(self._built.result().shutdown)
 
     def kill_processes(self) -> None:

@@ -1,10 +1,12 @@
 """`tokenwire serve`: parses the command line, runs the server and returns its exit code."""
 
+import atexit
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 # gRPC starts threads before the engine process is created, and forking a process with threads can deadlock. vLLM reads
 # this when it is imported.
@@ -19,7 +21,7 @@ from tokenwire_server.process.server import STOP_SIGNALS, Server
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the server until it ends and return its exit code."""
+    """Run the server until it ends and exit with its exit code, without returning."""
     options = arguments.parse(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
@@ -40,11 +42,16 @@ def main(argv: Sequence[str]) -> int:
             for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
 
-    code = uvloop.run(run())
+    _exit(uvloop.run(run()))
+
+
+def _exit(code: int) -> NoReturn:
+    """Exit without the interpreter's teardown, in which libraries of the engine report hundreds of leaked objects."""
     if loading.is_running():
-        # Interpreter shutdown would wait for the load's thread, or tear down modules that it uses.
+        # What runs at exit would wait for the load's thread, or tear down modules that it uses.
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    else:
+        atexit._run_exitfuncs()  # noqa: SLF001  # it has no public name
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -24,7 +24,8 @@ from tokenwire_server.requests.server_state import State
 from tokenwire_server.services import engine as engine_service
 from tokenwire_server.services import smg
 from tokenwire_server.services.host import Host
-from tokenwire_server.transport.server import BindError, Transport
+from tokenwire_server.transport.server import Transport
+from tokenwire_server.transport.unix_socket import BindError
 
 logger = logging.getLogger(__name__)
 

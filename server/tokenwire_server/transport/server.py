@@ -1,13 +1,8 @@
 """The gRPC server: channel options, listening address, health and reflection."""
 
-import contextlib
 import ipaddress
 import logging
-import os
-import pathlib
-import socket
-import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import grpc
@@ -20,6 +15,7 @@ from tokenwire_server.config import ServerConfig
 from tokenwire_server.transport import reflection
 from tokenwire_server.transport.handlers import DecodingInterceptor
 from tokenwire_server.transport.health import HealthServicer
+from tokenwire_server.transport.unix_socket import BindError, UnixSocket
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +30,6 @@ _MIN_PING_INTERVAL_MS = 5_000
 _KEEPALIVE_TIME_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 """gRPC's own default: how long a ping may stay unanswered before the connection is closed."""
-_PROBE_TIMEOUT = 1.0
-"""Seconds for a server that may be listening on the UNIX socket to accept a connection; a suspended one never does."""
 
 
 class Service(NamedTuple):
@@ -45,10 +39,6 @@ class Service(NamedTuple):
     """Full name, as in health and reflection."""
     add_to: Callable[[grpc.aio.Server], None]
     """Registers its servicer with a server that has not started."""
-
-
-class BindError(Exception):
-    """The server cannot listen on the address."""
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -84,6 +74,7 @@ class Transport:
         self._config = config
         services = list(services)
         self._names = [service.name for service in services]
+        self._socket = None if config.uds is None else UnixSocket(config.uds, config.uds_mode)
         self._tokens = None if config.token_file is None else TokenFile(config.token_file)
         self._server = grpc.aio.server(options=_options(config), interceptors=self._interceptors())
         self._health = HealthServicer()
@@ -112,19 +103,25 @@ class Transport:
         if self._tokens is not None:
             self._tokens.load()
         address = self._config.address
-        with _socket_mode(self._config):
+        if self._socket is None:
             port = self._listen(address)
+        else:
+            self._socket.check()
+            with self._socket.creation():
+                port = self._listen(self._socket.bind_address)
         _warn_if_exposed(self._config)
         await self._server.start()
-        self.address = address if self._config.uds is not None else f"{address.rpartition(':')[0]}:{port}"
+        if self._socket is None:
+            address = f"{address.rpartition(':')[0]}:{port}"
+        else:
+            self._socket.publish()
+        self.address = address
 
     def _listen(self, address: str) -> int:
         config = self._config
         credentials = None
         if config.tls_cert is not None and config.tls_key is not None:
             credentials = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca).credentials()
-        if config.uds is not None:
-            _remove_stale_socket(pathlib.Path(config.uds))
         try:
             if credentials is None:
                 return self._server.add_insecure_port(address)
@@ -146,23 +143,11 @@ class Transport:
             await self._tokens.watch()
 
     async def stop(self, grace: float) -> None:
-        """Stop listening, wait at most `grace` seconds for running calls and cancel the rest."""
+        """Stop listening, end health watches, wait at most `grace` seconds for other calls and cancel the rest."""
+        self._health.close()
         await self._server.stop(grace)
-        if self._config.uds is not None:
-            _remove(self._config.uds)
-
-
-@contextlib.contextmanager
-def _socket_mode(config: ServerConfig) -> Iterator[None]:
-    """Create the UNIX socket inside this block with its file mode; a chmod afterwards would leave a gap."""
-    if config.uds is None:
-        yield
-        return
-    previous = os.umask(0o777 & ~config.uds_mode)
-    try:
-        yield
-    finally:
-        os.umask(previous)
+        if self._socket is not None:
+            self._socket.remove()
 
 
 def _warn_if_exposed(config: ServerConfig) -> None:
@@ -185,35 +170,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _remove(path: str) -> None:
-    pathlib.Path(path).unlink(missing_ok=True)
-
-
-def _remove_stale_socket(path: pathlib.Path) -> None:
-    """Remove a socket that no server listens on.
-
-    Raises:
-        BindError: a server listens on the socket, or the path is another kind of file.
-
-    """
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise BindError(f"cannot listen on unix:{path}: the path exists and is not a socket")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise BindError(f"cannot listen on unix:{path}: {error.strerror}") from None
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_PROBE_TIMEOUT)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except (BlockingIOError, TimeoutError):
-            pass  # the server is busy or suspended, but it listens
-        except OSError as error:
-            raise BindError(f"cannot listen on unix:{path}: {error.strerror or error}") from None
-    raise BindError(f"cannot listen on unix:{path}: another server is listening on it")
