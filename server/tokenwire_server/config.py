@@ -22,6 +22,16 @@ class ExitCode(IntEnum):
     """The engine died while serving."""
 
 
+@dataclasses.dataclass(frozen=True)
+class AdapterPath:
+    """A LoRA adapter as the command line names it, with the fields of vLLM's JSON form."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+    is_3d_lora_weight: bool = False
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Options of the server itself; `arguments` builds it from the command line."""

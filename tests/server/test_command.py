@@ -18,8 +18,7 @@ from tokenwire._version import __version__
     [
         ["MODEL", "--port", "0", "-tp", "2", "--max-model-len=512"],
         ["--port", "0", "MODEL", "--no-enable-prefix-caching", "--version", "--"],
-        ["--help"],
-        ["-h"],
+        ["--help=all"],
         [],
     ],
 )
@@ -43,6 +42,40 @@ def test_a_missing_package_is_one_line_with_the_way_out(capsys: pytest.CaptureFi
     assert exit_info.value.exit_code == 2
     line = "tokenwire: this command needs the package vllm, which is not installed: pip install it\n"
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'vllm.gone'", name="vllm.gone"),
+        ImportError("cannot import name 'Gone' from 'vllm.outputs'", name="vllm.outputs"),
+    ],
+)
+def test_another_version_of_vllm_names_those_supported(capsys: pytest.CaptureFixture[str], error: ImportError) -> None:
+    """FAULTS G1."""
+    with pytest.raises(typer.Exit) as exit_info, requires("pip install it"):
+        raise error
+    assert exit_info.value.exit_code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"has no {error.name}: install vllm" in line
+    assert ">=0.32" in line
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_the_help_does_not_wait_for_vllm(option: str) -> None:
+    """FAULTS F5: its import takes ten seconds."""
+    script = (
+        "import sys; sys.argv = ['tokenwire', 'serve', sys.argv[1]]; import atexit, tokenwire._command\n"
+        "atexit.register(lambda: print('vllm' in sys.modules, 'torch' in sys.modules))\n"
+        "tokenwire._command.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, option], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "False False"
+    for name in ("--port", "--drain-timeout", "--simulated-device", "--smg", "--help=all"):
+        assert name in done.stdout
 
 
 def test_a_missing_module_of_our_own_keeps_its_traceback() -> None:

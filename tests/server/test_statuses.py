@@ -1,11 +1,13 @@
 """The status table: what a caller finds out, whatever goes wrong."""
 
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import grpc
 import pytest
 from vllm.config import VllmConfig
 from vllm.exceptions import (
+    GenerationError,
     LoRAAdapterNotFoundError,
     MaxQueuedTokensError,
     QueueOverflowError,
@@ -13,6 +15,7 @@ from vllm.exceptions import (
     VLLMClientError,
     VLLMValidationError,
 )
+from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from fake_engine import (
@@ -33,6 +36,7 @@ from tokenwire_server.config import ServerConfig
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.errors import RequestError, Violation
 from tokenwire_server.requests.server_state import State
+from tokenwire_server.services.call_sink import CallSink
 
 Code = grpc.StatusCode
 
@@ -256,3 +260,35 @@ async def test_a_refused_stream_sends_no_message(server: FakeEngineServer) -> No
     call = server.stream([])
     failure = await failure_of(collect(call))
     assert failure.reason == "INVALID_FIELD"
+
+
+class _EngineError:
+    """`vllm.outputs.RequestError`, which vLLM has since 0.33."""
+
+    def __init__(self, exception: Exception) -> None:
+        self.to_exception = lambda: exception
+
+
+@pytest.mark.parametrize(
+    ("exception", "code", "reason"),
+    [
+        (RetryableRequestError("Generation is paused."), Code.UNAVAILABLE, "ENGINE_PAUSED"),
+        (VLLMValidationError("Invalid structured outputs: no"), Code.INVALID_ARGUMENT, "INVALID_FIELD"),
+        (GenerationError("out of luck"), Code.INTERNAL, "REQUEST_FAILED"),
+    ],
+)
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "ordinary"])
+async def test_the_cause_that_the_engine_gives_for_an_error(
+    exception: Exception, code: Code, reason: str, direct: bool
+) -> None:
+    """FAULTS G2: on the direct path with the output, on the ordinary one as an exception."""
+    sink = CallSink(stream=True)
+    if direct:
+        output = SimpleNamespace(error=_EngineError(exception), new_token_ids=[], new_logprobs=None)
+        sink.last_step(cast("Any", output), FinishReason.ERROR, None, None, None, None)
+    else:
+        sink.put(exception)
+    with pytest.raises(RequestError) as failed:
+        await within(sink.next())
+    assert (failed.value.code, failed.value.reason) == (code, reason)
+    assert str(exception).split(":")[0] in failed.value.message

@@ -1,5 +1,6 @@
 """Sub-commands that need packages of an extra."""
 
+import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,12 +9,41 @@ import typer
 
 @contextmanager
 def requires(hint: str) -> Iterator[None]:
-    """End the command with one line, which has `hint`, if an import inside the block finds no module."""
+    """End the command with one line, which has `hint`, if an import inside the block finds no package.
+
+    A vLLM that is installed but has not what is imported is another version than those supported: the line names them.
+    """
     try:
         yield
-    except ModuleNotFoundError as error:
-        # A missing module of tokenwire itself is a bug and keeps its traceback.
-        if error.name is None or error.name.startswith(("tokenwire.", "tokenwire_server.")):
+    except ImportError as error:
+        name = error.name or ""
+        if name.startswith("vllm."):
+            message = f"vLLM {_version('vllm')} is not supported, since it has no {name}: install {_supported('vllm')}"
+        elif not isinstance(error, ModuleNotFoundError) or name.partition(".")[0] in {
+            "",
+            "tokenwire",
+            "tokenwire_server",
+        }:
+            # A bug of tokenwire itself keeps its traceback.
             raise
-        typer.echo(f"tokenwire: this command needs the package {error.name}, which is not installed: {hint}", err=True)
+        else:
+            message = f"this command needs the package {name}, which is not installed: {hint}"
+        typer.echo(f"tokenwire: {message}", err=True)
         raise typer.Exit(2) from None
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # vLLM's CPU build has another name
+        return "as installed"
+
+
+def _supported(package: str) -> str:
+    """Return the requirement of an extra of tokenwire's, "vllm<0.34,>=0.32" for example."""
+    try:
+        requirements = importlib.metadata.requires("tokenwire") or []
+    except importlib.metadata.PackageNotFoundError:
+        requirements = []
+    found = (requirement.partition(";")[0].strip() for requirement in requirements)
+    return next((requirement for requirement in found if requirement.startswith(package)), package)

@@ -4,6 +4,7 @@ import re
 
 import pydantic
 from vllm.exceptions import (
+    GenerationError,
     MaxQueuedTokensError,
     QueueOverflowError,
     RetryableRequestError,
@@ -23,9 +24,9 @@ _INPUT_FIELDS = {"data_parallel_rank": "data_parallel_rank", "cache_salt": "cach
 
 FAULTS = (
     EngineDeadError,
+    GenerationError,
     MaxQueuedTokensError,
     QueueOverflowError,
-    RetryableRequestError,
     VLLMClientError,
 )
 """The exceptions that `translate` handles. Any other is a bug, in tokenwire or in vLLM."""
@@ -52,6 +53,10 @@ def translate(error: BaseException, path: str) -> RequestError:
             )
         case RetryableRequestError():
             return RequestError(Reason.ENGINE_PAUSED, f"the engine is not accepting requests: {error}")
+        case GenerationError():
+            return RequestError(
+                Reason.REQUEST_FAILED, f"the engine ended this request with an error; other requests continue: {error}"
+            )
         case VLLMNotFoundError():
             violation = Violation(f"{path}.model", "must name a model or adapter that can be loaded")
             return RequestError(Reason.UNKNOWN_MODEL, str(error), (violation,))

@@ -3,19 +3,20 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.lora.request import LoRARequest
+
+from tokenwire_server.config import AdapterPath
 
 
 class AdapterError(ValueError):
     """A LoRA adapter cannot be loaded."""
 
-    def __init__(self, module: LoRAModulePath | LoRARequest, reason: str) -> None:
+    def __init__(self, module: AdapterPath | LoRARequest, reason: str) -> None:
         name = module.lora_name if isinstance(module, LoRARequest) else module.name
         super().__init__(f"LoRA adapter {name!r} ({module.path}): {reason}")
 
 
-def to_adapters(modules: Iterable[LoRAModulePath], base_names: Sequence[str]) -> list[LoRARequest]:
+def to_adapters(modules: Iterable[AdapterPath], base_names: Sequence[str]) -> list[LoRARequest]:
     """Return the engine's LoRARequests for `--lora-modules`; their integer ids count from 1.
 
     Args:
@@ -45,7 +46,7 @@ def to_adapters(modules: Iterable[LoRAModulePath], base_names: Sequence[str]) ->
     return list(adapters.values())
 
 
-def _check_folder(module: LoRAModulePath) -> None:
+def _check_folder(module: AdapterPath) -> None:
     # A path that is not a local folder may be a name on the Hugging Face Hub, which vLLM resolves at load time.
     folder = Path(module.path).expanduser()
     if not folder.exists():

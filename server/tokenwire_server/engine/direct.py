@@ -72,6 +72,21 @@ _OUTPUT_FIELDS = {
     "prefill_stats",
     "spec_decode_metrics",
 }
+_IGNORED_OUTPUT_FIELDS = {
+    # Only in outputs of requests that take the ordinary path.
+    "new_prompt_logprobs_tensors",
+    "new_sampling_mask",
+    "pooling_output",
+    "prompt_token_id_logprobs",
+    "routed_experts",
+    # Of no use to a caller.
+    "events",
+    "mm_cache_miss_hashes",
+    "num_nans_in_logits",
+    "trace_headers",
+    # Since vLLM 0.33, read if it is there.
+    "error",
+}
 
 
 def incompatibility(llm: AsyncLLM) -> str | None:
@@ -82,6 +97,8 @@ def incompatibility(llm: AsyncLLM) -> str | None:
             return f"{function.__qualname__} takes {found}, not {expected}"
     if missing := _OUTPUT_FIELDS - set(EngineCoreOutput.__struct_fields__):
         return f"EngineCoreOutput has no {', '.join(sorted(missing))}"
+    if unknown := set(EngineCoreOutput.__struct_fields__) - _OUTPUT_FIELDS - _IGNORED_OUTPUT_FIELDS:
+        logger.warning("this version of vLLM has outputs that are not passed on: %s", ", ".join(sorted(unknown)))
     if type(llm.output_processor) is not OutputProcessor:
         return f"AsyncLLM has a {type(llm.output_processor).__name__}"
     if llm.output_handler is not None:

@@ -119,6 +119,10 @@ class Sink:
         self.ended = True
         if self.closed:
             return
+        # vLLM 0.33 gives the cause of an error, such as a paused engine; 0.32 has no such field.
+        if reason is FinishReason.ERROR and (error := getattr(output, "error", None)) is not None:
+            self.put(error.to_exception())
+            return
         self.step(output, weight_version)
         try:
             sequence_end = to_sequence_end(reason, output.stop_reason, self._weight_versions(), speculation)
@@ -154,7 +158,7 @@ class Sink:
         if isinstance(output, Exception):
             # Any other exception has ended vLLM's output handler, and so the engine.
             error = translate(output, "input") if isinstance(output, FAULTS) else engine_dead()
-            self.ended = error.reason == Reason.ENGINE_DEAD
+            self.ended = self.ended or error.reason == Reason.ENGINE_DEAD
             raise error
         self.ended = output.finished
         if self.closed:

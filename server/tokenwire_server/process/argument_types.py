@@ -4,8 +4,10 @@ import argparse
 import math
 import re
 
+import msgspec
+
 from tokenwire_server import simulated_device
-from tokenwire_server.config import OPEN_SERVICES
+from tokenwire_server.config import OPEN_SERVICES, AdapterPath
 from tokenwire_server.simulated_device.options import SimulatedDeviceOptions
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
@@ -66,6 +68,27 @@ def open_services(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in OPEN_SERVICES]:
         raise argparse.ArgumentTypeError(f"unknown service {unknown[0]!r}; known: {', '.join(OPEN_SERVICES)}")
     return names
+
+
+def adapter_path(text: str) -> AdapterPath:
+    """Parse a LoRA adapter: NAME=PATH, or vLLM's JSON form, an object with name and path."""
+    if "=" in text and not text.lstrip().startswith("{"):
+        name, path = text.split("=", 1)
+        return AdapterPath(name, path)
+    try:
+        return msgspec.json.decode(text, type=_AdapterJson).to_path()
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        raise argparse.ArgumentTypeError(f"must be NAME=PATH or a JSON object, got {text!r}: {error}") from None
+
+
+class _AdapterJson(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    path: str
+    base_model_name: str | None = None
+    is_3d_lora_weight: bool = False
+
+    def to_path(self) -> AdapterPath:
+        return AdapterPath(self.name, self.path, self.base_model_name, self.is_3d_lora_weight)
 
 
 def simulated_device_options(text: str) -> SimulatedDeviceOptions:

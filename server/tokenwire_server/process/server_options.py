@@ -2,8 +2,6 @@
 
 import argparse
 
-from vllm.entrypoints.launchers.cli_args import LoRAParserAction
-
 from tokenwire_server.config import OPEN_SERVICES, ServerConfig
 from tokenwire_server.process import argument_types
 
@@ -68,7 +66,7 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--lora-modules",
         nargs="+",
-        action=LoRAParserAction,
+        type=argument_types.adapter_path,
         default=[],
         metavar="NAME=PATH",
         help="LoRA adapters that requests can select as their model, as NAME=PATH or in vLLM's JSON form; implies "
