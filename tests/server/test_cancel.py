@@ -128,15 +128,16 @@ async def test_many_calls_of_one_connection_break_together(server: FakeEngineSer
 async def test_the_handler_is_blocked_in_a_write(server: FakeEngineServer) -> None:
     call = server.stream(request_id="a")
     request = await server.core.next_request()
-    # More than the connection's window holds, so that the second write waits for the reader.
-    for _ in range(40):
-        request.step(*[5] * 500_000)
-        await asyncio.sleep(0)
+    request.step(5)
     await read(call)
     live = server.registry.find(Caller("", ""), "a")
     assert live is not None
     assert isinstance(live.sink, CallSink)
-    assert live.sink.waiting()
+    # More than the connection's window holds, so that a write waits for the reader and outputs wait for the write.
+    async with asyncio.timeout(10):
+        while not live.sink.waiting():
+            request.step(*[5] * 500_000)
+            await asyncio.sleep(0.01)
     call.cancel()
     await gone(server, request)
 
