@@ -21,8 +21,8 @@ class GenerationOptions(TypedDict, total=False):
     priority: int | None
     """Priority under the engine's priority scheduling; a lower value is scheduled first. None: 0."""
     cache_salt: str | None
-    """Salt for the keys of the prefix cache, 1 to 1,024 characters: only requests with the same salt share prefixes.
-    None: no salt."""
+    """Salt for the keys of the prefix cache, 1 to 128 characters without "@", "/", backslash and NUL: only requests with
+    the same salt share prefixes. None: no salt."""
     data_parallel_rank: int | None
     """Data-parallel rank to run the request on. None: the engine balances the load."""
     session_id: str | None

@@ -121,7 +121,7 @@ async def test_unknown_model(client: AsyncClient, prompt: list[int]) -> None:
         ({"cache_salt": ""}, "cache_salt"),
         ({"data_parallel_rank": 1}, "data_parallel_rank"),
         ({"priority": 1}, "priority"),
-        ({"kv_transfer_params_json": "[]"}, "kv_transfer_params_json"),
+        ({"kv_hints_json": "[]"}, "kv_hints_json"),
         ({"max_time": 0}, "max_time"),
     ],
     ids=str,

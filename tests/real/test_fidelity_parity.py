@@ -65,7 +65,7 @@ GENERATES: dict[str, dict[str, Any]] = {
         "allowed_token_ids": [MEMBER],
         "repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 4},
     },
-    "prompt_logprobs": {"prompt_logprobs": 2, "max_tokens": 2},
+    "prompt_logprobs": {"prompt_logprobs": 2, "max_tokens": 2, "skip_reading_prefix_cache": True},
     "no logprobs": {"logprobs": None, "max_tokens": 4},
     "logprob_token_ids": {"logprob_token_ids": [5, MEMBER, 34], "logprobs": None, "max_tokens": 4},
 }

@@ -8,9 +8,9 @@ import grpc
 import pytest
 import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
-from vllm.config import VllmConfig
+from vllm.config import ECTransferConfig, KVTransferConfig, VllmConfig
 
-from fake_engine import Failure, FakeEngineServer, collect, failure_of
+from fake_engine import Failure, FakeEngineServer, collect, failure_of, make_config
 from fake_engine.core import MAX_MODEL_LEN, MAX_NUM_SEQS, VOCAB_SIZE
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.sampling_params_pb2 import (
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OUT_OF_VOCAB = TokenIds(token_ids=[1, VOCAB_SIZE])
 DEEP = '{"a":' * 2000 + "1" + "}" * 2000
+BIG = '{"a": "' + "x" * 2**20 + '"}'
+BIG_IN_BYTES = '{"a": "' + "é" * 2**19 + '"}'
 REGEX = StructuredOutputsParams(regex="a")
 
 
@@ -61,10 +63,26 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model"),
     ({"priority": 1}, "priority"),
     ({"cache_salt": ""}, "cache_salt"),
-    ({"cache_salt": "x" * 1025}, "cache_salt"),
+    ({"cache_salt": "x" * 129}, "cache_salt"),
+    *[({"cache_salt": f"a{character}b"}, "cache_salt") for character in "@/\\\0"],
+    ({"model": "x" * 1025}, "model"),
+    ({"session_id": "x" * 1025}, "session_id"),
+    ({"trace_headers": {f"h{i}": "" for i in range(65)}}, "trace_headers"),
+    ({"trace_headers": {"a": "x" * 4096, "b": "x" * 4095}}, "trace_headers"),
+    ({"trace_headers": {"a": "é" * 4096}}, "trace_headers"),
     ({"data_parallel_rank": 1}, "data_parallel_rank"),
     ({"max_time": Duration()}, "max_time"),
     ({"max_time": Duration(seconds=-1)}, "max_time"),
+    ({"max_time": Duration(seconds=-2, nanos=2**31 - 1)}, "max_time"),
+    ({"max_time": Duration(seconds=2, nanos=-1)}, "max_time"),
+    ({"max_time": Duration(nanos=10**9)}, "max_time"),
+    ({"max_time": Duration(seconds=315_576_000_001)}, "max_time"),
+    ({"kv_hints_json": '{"protocol_version": 1}'}, "kv_hints_json"),
+    ({"kv_hints_json": "[]"}, "kv_hints_json"),
+    ({"kv_hints_json": BIG}, "kv_hints_json"),
+]
+
+BAD_TRANSFER: list[tuple[dict[str, Any], str]] = [
     ({"kv_transfer_params_json": ""}, "kv_transfer_params_json"),
     ({"kv_transfer_params_json": "[1]"}, "kv_transfer_params_json"),
     ({"kv_transfer_params_json": "{"}, "kv_transfer_params_json"),
@@ -77,12 +95,13 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"kv_transfer_params_json": DEEP}, "kv_transfer_params_json"),
     ({"kv_transfer_params_json": '{"a": 1' + "0" * 5000 + "}"}, "kv_transfer_params_json"),
     ({"ec_transfer_params_json": "null"}, "ec_transfer_params_json"),
-    ({"kv_hints_json": '{"protocol_version": 1}'}, "kv_hints_json"),
-    ({"kv_hints_json": "[]"}, "kv_hints_json"),
     (
         {"kv_transfer_params_json": "{}", "sampling": {"extra_args_json": '{"kv_transfer_params": {}}'}},
         "kv_transfer_params_json",
     ),
+    ({"kv_transfer_params_json": BIG}, "kv_transfer_params_json"),
+    ({"kv_transfer_params_json": BIG_IN_BYTES}, "kv_transfer_params_json"),
+    ({"ec_transfer_params_json": BIG}, "ec_transfer_params_json"),
 ]
 
 BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
@@ -91,6 +110,10 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"n": MAX_NUM_SEQS + 1}, "n"),
     ({"n": 2**32 - 1}, "n"),
     ({"n": 2, "temperature": 0.0}, "n"),
+    # Sequence i has the seed `seed + i`; -1 is none, and there is none above int64.
+    ({"n": 2, "seed": -2}, "seed"),
+    ({"n": 3, "seed": -3}, "seed"),
+    ({"n": 2, "seed": 2**63 - 1}, "seed"),
     *[({"temperature": value}, "temperature") for value in (-0.1, 2.1, math.nan, math.inf, -math.inf)],
     *[({"presence_penalty": value}, "presence_penalty") for value in (-2.1, 2.1, math.nan, math.inf)],
     *[({"frequency_penalty": value}, "frequency_penalty") for value in (-2.1, 2.1, math.nan, math.inf)],
@@ -101,10 +124,15 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
     ({"min_tokens": MAX_MODEL_LEN}, "min_tokens"),
     ({"stop_token_ids": [1, VOCAB_SIZE]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+    # With the model's EOS.
+    ({"stop_token_ids": range(3, 131), "min_tokens": 1}, "stop_token_ids"),
     ({"logit_bias": {VOCAB_SIZE: 1.0}}, f"logit_bias[{VOCAB_SIZE}]"),
     ({"logit_bias": {1: math.nan}}, "logit_bias"),
+    ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
     ({"allowed_token_ids": OUT_OF_VOCAB}, "allowed_token_ids.token_ids[1]"),
     ({"allowed_token_ids": TokenIds()}, "allowed_token_ids.token_ids"),
+    ({"allowed_token_ids": TokenIds(token_ids=[1] * 1025)}, "allowed_token_ids.token_ids"),
     ({"bad_words_token_ids": [OUT_OF_VOCAB]}, "bad_words_token_ids[0].token_ids[1]"),
     ({"bad_words_token_ids": [TokenIds(token_ids=[1]), TokenIds()]}, "bad_words_token_ids[1].token_ids"),
     ({"bad_words_token_ids": [TokenIds(token_ids=[1])] * 129}, "bad_words_token_ids"),
@@ -118,7 +146,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": 2**31 - 1}, "prompt_logprobs"),
     ({"logprob_token_ids": OUT_OF_VOCAB}, "logprob_token_ids.token_ids[1]"),
     ({"logprob_token_ids": TokenIds()}, "logprob_token_ids.token_ids"),
-    ({"logprob_token_ids": TokenIds(token_ids=range(129))}, "logprob_token_ids"),
+    ({"logprob_token_ids": TokenIds(token_ids=range(129))}, "logprob_token_ids.token_ids"),
     ({"logprob_token_ids": TokenIds(token_ids=[5, 5])}, "logprob_token_ids.token_ids"),
     ({"logprob_token_ids": TokenIds(token_ids=[5]), "logprobs": 2}, "logprob_token_ids"),
     ({"prompt_logprob_token_ids": TokenIdRows()}, "prompt_logprob_token_ids"),
@@ -130,9 +158,18 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
         {"prompt_logprob_token_ids": TokenIdRows(rows=[TokenIds(token_ids=[1])])},
         "prompt_logprob_token_ids",
     ),
+    (
+        {"prompt_logprob_token_ids": TokenIdRows(rows=[TokenIds(token_ids=[1] * 21)])},
+        "prompt_logprob_token_ids.rows[0].token_ids",
+    ),
+    (
+        {"prompt_logprob_token_ids": TokenIdRows(rows=[TokenIds(token_ids=[1])] * MAX_MODEL_LEN)},
+        "prompt_logprob_token_ids.rows",
+    ),
     ({"prompt_logprob_start": 0}, "prompt_logprob_start"),
     ({"stream_interval": 0}, "stream_interval"),
     ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ({"trace_decode_token_ids": TokenIds(token_ids=[1] * (MAX_MODEL_LEN + 1))}, "trace_decode_token_ids.token_ids"),
     ({"trace_decode_token_ids": OUT_OF_VOCAB}, "trace_decode_token_ids.token_ids[1]"),
     ({"trace_decode_token_ids": TokenIds(token_ids=[1])}, "trace_decode_token_ids"),
     ({"trace_decode_token_ids": TokenIds(token_ids=[1]), "n": 2}, "trace_decode_token_ids"),
@@ -149,13 +186,14 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"repetition_detection": RepetitionDetectionParams(max_pattern_size=2)}, "repetition_detection.min_count"),
     ({"extra_args_json": '{"a": 1, "a": 1}'}, "extra_args_json"),
     ({"extra_args_json": '"text"'}, "extra_args_json"),
+    ({"extra_args_json": BIG}, "extra_args_json"),
     ({"structured_outputs": StructuredOutputsParams()}, "structured_outputs.constraint"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "field"), BAD_INPUTS, ids=lambda value: str(value)[:60])
 async def test_a_bad_field_of_the_input(server: FakeEngineServer, fields: dict[str, Any], field: str) -> None:
-    """FIELD_LOG 48, S1."""
+    """FIELD_LOG 48, S1; FAULTS B10, C4, C12, C21."""
     failure = await refusal(server, **fields)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert failure.fields == (f"input.{field}",)
@@ -163,10 +201,72 @@ async def test_a_bad_field_of_the_input(server: FakeEngineServer, fields: dict[s
 
 @pytest.mark.parametrize(("sampling", "field"), BAD_SAMPLING, ids=lambda value: str(value)[:60])
 async def test_a_bad_sampling_field(server: FakeEngineServer, sampling: dict[str, Any], field: str) -> None:
-    """FIELD_LOG S9."""
+    """FIELD_LOG S9; FAULTS B5, B7, B11, C4, C21."""
     failure = await refusal(server, sampling=sampling)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert failure.fields == (f"input.sampling_params.{field}",)
+
+
+@pytest.fixture(scope="module")
+def transfer_config(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
+    return make_config(
+        tmp_path_factory.mktemp("model"),
+        kv_transfer_config=KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both"),
+        ec_transfer_config=ECTransferConfig(ec_connector="ECExampleConnector", ec_role="ec_both"),
+    )
+
+
+@pytest.mark.parametrize(("fields", "field"), BAD_TRANSFER, ids=lambda value: str(value)[:60])
+async def test_bad_transfer_parameters(transfer_config: VllmConfig, fields: dict[str, Any], field: str) -> None:
+    """FIELD_LOG 48; FAULTS C4."""
+    async with FakeEngineServer.run(transfer_config) as server:
+        failure = await refusal(server, **fields)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert failure.fields == (f"input.{field}",)
+
+
+@pytest.mark.parametrize("field", ["kv_transfer_params_json", "ec_transfer_params_json"])
+@pytest.mark.parametrize("text", ["{}", "{", BIG], ids=["right", "not JSON", "too long"])
+async def test_transfer_parameters_need_a_connector(server: FakeEngineServer, field: str, text: str) -> None:
+    """FAULTS C14. What the text is does not matter: it is not parsed."""
+    failure = await refusal(server, **{field: text})
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED_FIELD")
+    assert failure.fields == (f"input.{field}",)
+    assert "connector" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("structured", "field"),
+    [(StructuredOutputsParams(json=BIG), "json"), (StructuredOutputsParams(structural_tag=BIG), "structural_tag")],
+    ids=["json", "structural_tag"],
+)
+async def test_a_schema_is_bounded(vllm_config: VllmConfig, structured: StructuredOutputsParams, field: str) -> None:
+    """FAULTS C4."""
+    async with FakeEngineServer.run(vllm_config, keep_tokenizer=True) as server:
+        failure = await refusal(server, sampling={"structured_outputs": structured})
+        assert failure.fields == (f"input.sampling_params.structured_outputs.{field}",)
+        assert (await refusal(server, reasoning_parser_kwargs_json=BIG)).fields == (
+            "input.reasoning_parser_kwargs_json",
+        )
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"prompt_logprobs": 1},
+        {"prompt_logprob_token_ids": TokenIdRows(rows=[TokenIds(token_ids=[1])] * 2)},
+    ],
+    ids=lambda sampling: next(iter(sampling)),
+)
+async def test_prompt_logprobs_need_a_prompt_that_is_computed(
+    server: FakeEngineServer, sampling: dict[str, Any]
+) -> None:
+    """FAULTS B1: from the prefix cache they are uninitialized memory, and vLLM's own server dies of it."""
+    failure = await refusal(server, sampling={**sampling, "skip_reading_prefix_cache": False})
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    names = (*sampling, "skip_reading_prefix_cache")
+    assert failure.fields == tuple(f"input.sampling_params.{name}" for name in names)
+    assert all(name in failure.message for name in names)
 
 
 @pytest.mark.parametrize(
@@ -210,17 +310,22 @@ async def test_an_unknown_model_is_not_found(server: FakeEngineServer) -> None:
     assert server.engine.limits.served_model_names[0] in failure.message
 
 
-@pytest.mark.parametrize("fields", [{"model": "x" * 100_000}, {"model": "é" * 100_000}])
-async def test_a_refusal_is_short_enough_for_grpc_whatever_it_quotes(
-    server: FakeEngineServer, fields: dict[str, Any]
-) -> None:
-    assert (await refusal(server, **fields)).reason == "UNKNOWN_MODEL"
+@pytest.mark.parametrize("name", ["x" * 1024, "é" * 1024])
+async def test_an_unknown_model_is_quoted_in_short(server: FakeEngineServer, name: str) -> None:
+    """FAULTS C12."""
+    failure = await refusal(server, model=name)
+    assert failure.reason == "UNKNOWN_MODEL"
+    assert name[:200] in failure.message
+    assert name[:201] not in failure.message
 
 
 async def test_a_duplicate_json_key_is_quoted_in_short(server: FakeEngineServer) -> None:
+    """FAULTS C12."""
     key = "k" * 100_000
-    failure = await refusal(server, kv_transfer_params_json=f'{{"{key}": 1, "{key}": 2}}')
+    failure = await refusal(server, sampling={"extra_args_json": f'{{"{key}": 1, "{key}": 2}}'})
     assert failure.reason == "INVALID_FIELD"
+    assert key[:200] in failure.message
+    assert key[:201] not in failure.message
 
 
 @pytest.mark.parametrize("request_type", [pb.GenerateRequest, pb.GenerateStreamRequest])
@@ -242,6 +347,7 @@ async def test_a_request_without_input(server: FakeEngineServer, request_type: A
         (["a"] * 10_001, None, "request_ids"),
         (["a"], Duration(), "remember_unknown_for"),
         (["a"], Duration(seconds=-1), "remember_unknown_for"),
+        (["a"], Duration(seconds=-2, nanos=2**31 - 1), "remember_unknown_for"),
         (["a"], Duration(seconds=3600, nanos=1), "remember_unknown_for"),
     ],
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import ECTransferConfig, KVTransferConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
@@ -27,8 +28,10 @@ ARRIVES: list[tuple[str, Any, str, Any]] = [
     ("priority", -3, "priority", -3),
     ("priority", 0, "priority", 0),
     ("cache_salt", "tenant é", "cache_salt", "tenant é"),
+    ("cache_salt", "x" * 128, "cache_salt", "x" * 128),
     ("data_parallel_rank", 0, "data_parallel_rank", 0),
     ("session_id", "s", "session_id", "s"),
+    ("session_id", "s" * 1024, "session_id", "s" * 1024),
     (
         "kv_hints_json",
         json.dumps(HINTS),
@@ -86,13 +89,19 @@ async def test_what_is_not_set_arrives_as_unset(server: FakeEngineServer) -> Non
     assert request.sampling_params.extra_args is None
 
 
-async def test_transfer_parameters_arrive_beside_the_extra_arguments(server: FakeEngineServer) -> None:
-    request = await sent(
-        server,
-        kv_transfer_params_json='{"remote_port": 5600, "x": 1e3}',
-        ec_transfer_params_json="{}",
-        sampling={"extra_args_json": '{"mine": true}'},
+async def test_transfer_parameters_arrive_beside_the_extra_arguments(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path,
+        kv_transfer_config=KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both"),
+        ec_transfer_config=ECTransferConfig(ec_connector="ECExampleConnector", ec_role="ec_both"),
     )
+    async with FakeEngineServer.run(config) as server:
+        request = await sent(
+            server,
+            kv_transfer_params_json='{"remote_port": 5600, "x": 1e3}',
+            ec_transfer_params_json="{}",
+            sampling={"extra_args_json": '{"mine": true}'},
+        )
     extra = request.sampling_params.extra_args
     assert extra == {"mine": True, "kv_transfer_params": {"remote_port": 5600, "x": 1000.0}, "ec_transfer_params": {}}
     assert type(extra["kv_transfer_params"]["remote_port"]) is int

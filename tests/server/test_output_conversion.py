@@ -1,5 +1,7 @@
 """What the engine's outputs become on the wire."""
 
+import asyncio
+import itertools
 import json
 import math
 from typing import Any
@@ -18,6 +20,7 @@ from fake_engine import FakeEngineServer, collect, failure_of, read, within
 from tokenwire.v1 import engine_service_pb2 as pb_service
 from tokenwire.v1 import generation_pb2 as pb
 from tokenwire.v1.engine_service_pb2 import GenerateResponse
+from tokenwire.v1.sampling_params_pb2 import TokenIds
 from tokenwire_server.conversion.outputs import to_chunk
 from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.services import responses
@@ -345,3 +348,39 @@ async def test_a_request_that_the_engine_ends_with_an_error(server: FakeEngineSe
     failure = await failure_of(collect(call))
     assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "REQUEST_FAILED")
     await server.check_alive()
+
+
+@pytest.mark.parametrize("direct_path", [True, False], ids=["direct", "ordinary"])
+@pytest.mark.parametrize(
+    ("sampling", "k"),
+    [({"logprobs": 5}, 5), ({"logprobs": 0}, 0), ({"logprob_token_ids": TokenIds(token_ids=[7, 5])}, 2)],
+    ids=["5", "0", "ids"],
+)
+@pytest.mark.parametrize("n", [1, 2])
+async def test_the_width_of_logprobs_is_reported_without_a_token(
+    vllm_config: VllmConfig, direct_path: bool, sampling: dict[str, Any], k: int, n: int
+) -> None:
+    """FAULTS B8: aborted in the queue, or before it arrives."""
+    fields: dict[str, Any] = {"sampling": {**sampling, "n": n}}
+    async with FakeEngineServer.run(vllm_config, direct_path=direct_path) as server:
+        for rpc, early in itertools.product(("unary", "stream"), (False, True)):
+            request_id = f"{rpc}-{early}"
+            if early:
+                _ = await server.abort(request_id, remember_unknown_for={"seconds": 10})
+            if rpc == "unary":
+                reading = asyncio.ensure_future(one(server.generate(request_id=request_id, **fields)))
+            else:
+                reading = asyncio.ensure_future(collect(server.stream(request_id=request_id, **fields)))
+            if not early:
+                await server.core.next_requests(n)
+                _ = await server.abort(request_id)
+            outputs = [output for message in await within(reading) for output in message.outputs]
+            assert sorted(output.index for output in outputs) == list(range(n))
+            for output in outputs:
+                assert output.finish_reason == pb.FINISH_REASON_ABORT
+                assert output.HasField("logprobs")
+                assert (output.logprobs.top_k, len(output.logprobs.logprobs)) == (k, 0)
+
+
+async def one(call: Any) -> list[Any]:
+    return [await call]

@@ -35,10 +35,12 @@ ARRIVES: list[tuple[str, Any, str, Any]] = [
     ("seed", 0, "seed", 0),
     ("seed", -1, "seed", None),
     ("seed", -2, "seed", -2),
+    ("seed", 2**63 - 1, "seed", 2**63 - 1),
     ("max_tokens", 5, "max_tokens", 5),
     ("max_tokens", 2**32 - 1, "max_tokens", MAX_MODEL_LEN - 3),
     ("min_tokens", 4, "min_tokens", 4),
     ("stop_token_ids", [9, 8], "stop_token_ids", [9, 8]),
+    ("stop_token_ids", [9, 8] * 512, "stop_token_ids", [9, 8]),
     ("ignore_eos", True, "ignore_eos", True),
     ("logit_bias", {7: 1.5, 8: -200.0, 9: 200.0}, "logit_bias", {7: 1.5, 8: -100.0, 9: 100.0}),
     ("logprobs", 0, "logprobs", 0),
@@ -266,6 +268,30 @@ async def test_each_sequence_of_a_request_has_its_own_seed(server: FakeEngineSer
     for sequence in sequences:
         sequence.step(5, finish="length")
     assert len((await within(call)).outputs) == 3
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(-4, [-4, -3, -2]), (-1, [None] * 3), (2**63 - 3, None)])
+async def test_seeds_next_to_none_and_to_the_end(
+    server: FakeEngineServer, seed: int, expected: list[int | None] | None
+) -> None:
+    """FAULTS B7."""
+    call = server.generate(sampling={"n": 3, "seed": seed})
+    sequences = await server.core.next_requests(3)
+    assert [sequence.params.seed for sequence in sequences] == (expected or [seed, seed + 1, seed + 2])
+    for sequence in sequences:
+        sequence.step(5, finish="length")
+    assert len((await within(call)).outputs) == 3
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 0.005, 0.01])
+async def test_several_sequences_at_a_temperature_that_is_raised(server: FakeEngineServer, temperature: float) -> None:
+    """FAULTS B6."""
+    call = server.generate(sampling={"n": 2, "temperature": temperature})
+    sequences = await server.core.next_requests(2)
+    assert [sequence.params.temperature for sequence in sequences] == [0.01, 0.01]
+    for sequence in sequences:
+        sequence.step(5, finish="length")
+    assert len((await within(call)).outputs) == 2
 
 
 async def test_vllm_gets_no_thinking_budget_without_a_reasoning_parser(server: FakeEngineServer) -> None:

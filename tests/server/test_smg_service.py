@@ -178,7 +178,7 @@ INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMP
         (generate_request(tokenized={"input_ids": [1, 1000]}), INVALID, "tokenized.input_ids[1]"),
         (generate_request(request_id="a b"), INVALID, "request_id"),
         (generate_request(data_parallel_rank=1), INVALID, "data_parallel_rank"),
-        (generate_request(kv_transfer_params_json="["), INVALID, "kv_transfer_params_json"),
+        (generate_request(kv_transfer_params_json="["), UNIMPLEMENTED, "kv_transfer_params_json"),
         (generate_request(tokenized=None, text="hello"), UNIMPLEMENTED, "text"),
         (generate_request(mm_inputs={}), UNIMPLEMENTED, "mm_inputs"),
     ],

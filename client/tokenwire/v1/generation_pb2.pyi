@@ -111,7 +111,8 @@ class GenerationInput(_message.Message):
     If empty, the server generates an id and returns it in the response.
     """
     model: _builtins.str
-    """The model to use: the base model, one of its served names, or a LoRA adapter.
+    """The model to use: the base model, one of its served names, or a LoRA adapter, in 1
+    to 1024 characters.
 
     If not set, the base model.
     """
@@ -122,8 +123,8 @@ class GenerationInput(_message.Message):
     If not set, 0.
     """
     cache_salt: _builtins.str
-    """Salt of the prefix cache, 1 to 1024 characters. Requests share cached prefixes
-    only if their salts are equal.
+    """Salt of the prefix cache: 1 to 128 characters, none of them "@", "/", a backslash
+    or NUL. Requests share cached prefixes only if their salts are equal.
 
     If not set, no salt.
     """
@@ -133,18 +134,20 @@ class GenerationInput(_message.Message):
     If not set, the engine's load balancer picks one.
     """
     session_id: _builtins.str
-    """Session that the request belongs to, for engines that route by session.
+    """Session that the request belongs to, for engines that route by session. At most
+    1024 characters.
 
     If not set, none.
     """
     kv_transfer_params_json: _builtins.str
     """Parameters for the engine's KV connector: a JSON object, passed through verbatim.
+    Refused with UNIMPLEMENTED if the engine has none.
 
     If not set, none.
     """
     ec_transfer_params_json: _builtins.str
     """Parameters for the engine's encoder-cache connector: a JSON object, passed
-    through verbatim.
+    through verbatim. Refused with UNIMPLEMENTED if the engine has none.
 
     If not set, none.
     """
@@ -185,17 +188,18 @@ class GenerationInput(_message.Message):
 
     @_builtins.property
     def max_time(self) -> _duration_pb2.Duration:
-        """Maximum time for the request, measured from its arrival. Above zero. When it
-        elapses, queued or running, the request ends OK with the finish reason TIME_LIMIT
-        and the tokens generated so far. The gRPC deadline, in contrast, ends the call
-        with DEADLINE_EXCEEDED.
+        """Maximum time for the request, measured from its arrival. Above zero, with seconds
+        and nanos that are not negative. When it elapses, queued or running, the request
+        ends OK with the finish reason TIME_LIMIT and the tokens generated so far. The gRPC
+        deadline, in contrast, ends the call with DEADLINE_EXCEEDED.
 
         If not set, no limit.
         """
 
     @_builtins.property
     def trace_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """W3C trace context and other trace headers to pass to the engine.
+        """W3C trace context and other trace headers to pass to the engine: at most 64, and
+        8192 bytes in all.
 
         If empty, headers of the same names in the call's metadata are used, if any.
         """

@@ -124,7 +124,8 @@ class SamplingParams(_message.Message):
     If not set, the value in generation_config, else 1.0 (disabled).
     """
     seed: _builtins.int
-    """Random seed. If n is above 1, sequence i uses seed + i.
+    """Random seed. If n is above 1, sequence i uses seed + i, which may not be -1 or above
+    2^63 - 1 for any sequence.
 
     If not set or -1, sampling is not seeded.
     """
@@ -136,7 +137,8 @@ class SamplingParams(_message.Message):
     """
     min_tokens: _builtins.int
     """Minimum number of tokens to generate per sequence before EOS or a stop token can
-    end it. May not exceed max_tokens.
+    end it. May not exceed max_tokens. Until then EOS and stop tokens are not sampled,
+    even with ignore_eos, and may not be more than 128.
 
     If not set, 0.
     """
@@ -148,14 +150,18 @@ class SamplingParams(_message.Message):
     logprobs: _builtins.int
     """Number k of most likely tokens to report for each output token, in addition to
     the sampled token. 0 reports the sampled token only, -1 the whole vocabulary. May
-    not exceed the engine's max_logprobs.
+    not exceed the engine's max_logprobs. A Generate request whose log probabilities
+    for max_tokens tokens could exceed max_send_message_bytes is refused with
+    MESSAGE_TOO_LARGE.
 
     If not set, no log probabilities are returned.
     """
     prompt_logprobs: _builtins.int
     """Number k of most likely tokens to report for each prompt token, in addition to
     the prompt token itself. -1 reports the whole vocabulary. The first prompt token
-    has no log probability.
+    has no log probability. A request of any RPC whose prompt log probabilities could
+    exceed max_send_message_bytes, counted for each of its n sequences, is refused with
+    MESSAGE_TOO_LARGE.
 
     If not set, no prompt log probabilities are returned.
     """
@@ -172,7 +178,8 @@ class SamplingParams(_message.Message):
     If not set, the engine's --stream-interval.
     """
     skip_reading_prefix_cache: _builtins.bool
-    """Do not read from the prefix cache.
+    """Do not read from the prefix cache. May not be false if prompt log probabilities are
+    requested, since the engine has none for a cached prefix.
 
     If not set, true if prompt log probabilities are requested, else false.
     """
@@ -189,8 +196,9 @@ class SamplingParams(_message.Message):
     """
     extra_args_json: _builtins.str
     """Additional arguments for custom samplers and plugins: a JSON object, passed
-    through verbatim. As in every JSON field of this contract, duplicate keys, numbers
-    beyond 64 bits, NaN and nesting deeper than 64 levels are errors.
+    through verbatim. As in every JSON field of this contract, more than 1 MiB,
+    duplicate keys, numbers beyond 64 bits, NaN and nesting deeper than 64 levels are
+    errors.
 
     If not set, none.
     """
@@ -201,38 +209,41 @@ class SamplingParams(_message.Message):
     """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end the sequence, each in the vocabulary. The stop token is included
-        in the output as its last token.
+        """Token ids that end the sequence, each in the vocabulary, at most 1024. The stop
+        token is included in the output as its last token.
 
         If empty, only the model's EOS ids end the sequence.
         """
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Bias to add to the logits of token ids, each in the vocabulary, before sampling.
-        The engine clamps values to the range -100 to 100.
+        """Bias to add to the logits of token ids, each in the vocabulary, before sampling. At
+        most 1024 ids. The engine clamps values to the range -100 to 100.
 
         If empty, no bias.
         """
 
     @_builtins.property
     def logprob_token_ids(self) -> Global___TokenIds:
-        """Token ids to report instead of the k most likely ones, in this order. At most
-        128 ids.
+        """Token ids to report instead of the k most likely ones, in this order: 1 to 128
+        different ids.
 
         If not set, the most likely tokens are reported.
         """
 
     @_builtins.property
     def prompt_logprob_token_ids(self) -> Global___TokenIdRows:
-        """Token ids to score for each causal prompt row. Requires vLLM's V2 model runner.
+        """Token ids to score for each causal prompt row, at least one in all and at most
+        max_logprobs in a row. Requires vLLM's V2 model runner.
 
         If not set, none.
         """
 
     @_builtins.property
     def allowed_token_ids(self) -> Global___TokenIds:
-        """The only token ids that can be generated, at least one.
+        """The only token ids that can be generated, 1 to 1024. A request is refused if the
+        other constraints exclude all of them: bad words of one token, and min_tokens with
+        EOS and stop tokens.
 
         If not set, all token ids are allowed.
         """
@@ -262,8 +273,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def trace_decode_token_ids(self) -> Global___TokenIds:
-        """Token ids that the engine must emit instead of sampling, at least one. Requires a
-        server started with --enable-trace-replay.
+        """Token ids that the engine must emit instead of sampling, at least one and at most
+        as many as the model's context has. Requires a server started with
+        --enable-trace-replay.
 
         If not set, tokens are sampled.
         """
@@ -483,13 +495,13 @@ class StructuredOutputsParams(_message.Message):
     DISABLE_ADDITIONAL_PROPERTIES_FIELD_NUMBER: _builtins.int
     WHITESPACE_PATTERN_FIELD_NUMBER: _builtins.int
     json: _builtins.str
-    """A JSON schema, as JSON text."""
+    """A JSON schema, as JSON text of at most 1 MiB."""
     regex: _builtins.str
     """A regular expression."""
     grammar: _builtins.str
     """A context-free grammar in the backend's notation (EBNF)."""
     structural_tag: _builtins.str
-    """A structural tag, as JSON text."""
+    """A structural tag, as JSON text of at most 1 MiB."""
     disable_any_whitespace: _builtins.bool
     """Disallow optional whitespace in JSON. Must equal the setting in the engine's
     --structured-outputs-config, since vLLM does not support it per request.

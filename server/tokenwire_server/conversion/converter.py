@@ -9,6 +9,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire_server.conversion.grammar import check_grammar
+from tokenwire_server.conversion.legal_tokens import check_legal_tokens
 from tokenwire_server.conversion.limits import RequestLimits
 from tokenwire_server.conversion.request import EngineRequest, to_engine_request
 from tokenwire_server.errors import invalid_field, unsupported_field
@@ -38,6 +39,10 @@ class RequestConverter:
         self._limits = limits
         self._adapters = adapters
         self._refused_field = refused_field
+        # As in vLLM's SamplingParams.update_from_generation_config.
+        more = processor.generation_config_fields.get("eos_token_id")
+        ids = [more] if more is None or isinstance(more, int) else more
+        self._eos_token_ids = frozenset({processor.renderer.get_eos_token_id(), *ids} - {None})
 
     def convert(
         self,
@@ -76,6 +81,7 @@ class RequestConverter:
         params, path = request.params, f"{path}.sampling_params"
         if self._refused_field is not None and (name := self._refused_field(params)) is not None:
             raise unsupported_field(f"{path}.{name}", "the simulated device does not support it")
+        check_legal_tokens(params, self._limits.vocab_size, self._eos_token_ids, path)
         if params.structured_outputs is not None:
             check_grammar(
                 params,

@@ -1,12 +1,37 @@
 """Validation of single fields, for all request messages."""
 
 import re
+from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
-from tokenwire_server.errors import invalid_field
+from tokenwire._contract import Reason
+from tokenwire_server.errors import RequestError, Violation, invalid_field
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
+_MAX_SECONDS = 315_576_000_000
+"""Maximum seconds of a google.protobuf.Duration, 10,000 years: duration.proto. The runtime does not enforce it."""
+_MAX_NANOS = 999_999_999
+"""Maximum nanoseconds of a google.protobuf.Duration, likewise."""
+_MAX_QUOTED = 200
+"""Maximum number of characters of a value from the request that an error message quotes."""
+
+
+def quoted(text: str) -> str:
+    """Return a value from the request as an error message quotes it: escaped, and truncated if it is long."""
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
+
+
+def conflict(fields: Sequence[str], description: str) -> RequestError:
+    """Return the error for fields whose values cannot be combined.
+
+    Args:
+        fields: paths of the fields in the request message, the first of which the status message names.
+        description: why the values cannot be combined.
+
+    """
+    violations = [Violation(field, description) for field in fields]
+    return RequestError(Reason.INVALID_FIELD, f"{fields[0]}: {description}", violations)
 
 
 def check_request_id(request_id: str, path: str) -> None:
@@ -34,7 +59,11 @@ def positive_seconds(duration: Duration, path: str) -> float:
         RequestError: INVALID_FIELD.
 
     """
-    seconds = duration.seconds + duration.nanos / 1e9
-    if seconds <= 0:
+    seconds, nanos = duration.seconds, duration.nanos
+    if not (0 <= seconds <= _MAX_SECONDS and 0 <= nanos <= _MAX_NANOS):
+        raise invalid_field(
+            path, f"must have seconds in [0, {_MAX_SECONDS}] and nanos in [0, {_MAX_NANOS}], got {seconds} and {nanos}"
+        )
+    if not seconds and not nanos:
         raise invalid_field(path, "must be greater than zero; leave it unset for no limit")
-    return seconds
+    return seconds + nanos / 1e9

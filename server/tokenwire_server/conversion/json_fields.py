@@ -3,8 +3,11 @@
 import json
 from typing import Any
 
+from tokenwire_server.conversion.fields import quoted
 from tokenwire_server.errors import invalid_field
 
+_MAX_BYTES = 1024 * 1024
+"""Maximum size of a field, as in the contract: it is parsed on the event loop, where other requests wait for it."""
 _MAX_DEPTH = 64
 """Maximum nesting of arrays and objects; the engine process decodes them recursively and dies at its own limit."""
 
@@ -31,10 +34,11 @@ def json_object(text: str, path: str) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise invalid_field(path, f"must not contain duplicate keys, got {key!r} twice")
+                raise invalid_field(path, f"must not contain duplicate keys, got {quoted(key)} twice")
             result[key] = value
         return result
 
+    _check_size(text, path)
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -52,12 +56,19 @@ def check_json_object(text: str, path: str) -> None:
         RequestError: INVALID_FIELD.
 
     """
+    _check_size(text, path)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid_field(path, f"is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid_field(path, "must be a JSON object")
+
+
+def _check_size(text: str, path: str) -> None:
+    # A character takes at least one byte, so that a much longer text is refused without encoding it.
+    if len(text) > _MAX_BYTES or len(text.encode()) > _MAX_BYTES:
+        raise invalid_field(path, f"must have at most {_MAX_BYTES} bytes")
 
 
 def _no_constant(name: str) -> None:

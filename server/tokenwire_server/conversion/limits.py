@@ -35,6 +35,10 @@ class RequestLimits:
     """Whether prompt log probabilities are supported; an engine without support would crash."""
     kv_transfer: bool
     """Whether the engine has a KV connector."""
+    ec_transfer: bool
+    """Whether the engine has an encoder-cache connector."""
+    stream_interval: int
+    """Minimum number of new tokens in an output of a stream, except for the first and the last."""
     has_tokenizer: bool
     """Whether the server was started with --keep-tokenizer."""
     served_model_names: tuple[str, ...]
@@ -83,6 +87,8 @@ class RequestLimits:
             # vLLM 0.32 on the CPU: its LoRA logits have the shape of one token per request, which crashes the engine.
             prompt_logprobs=not (config.lora_config is not None and current_platform.is_cpu()),
             kv_transfer=config.kv_transfer_config is not None,
+            ec_transfer=config.ec_transfer_config is not None,
+            stream_interval=config.scheduler_config.stream_interval,
             has_tokenizer=keep_tokenizer,
             served_model_names=tuple(
                 dict.fromkeys([*served_model_names, *([names] if isinstance(names, str) else names or ()), model.model])

@@ -2,6 +2,7 @@
 
 import array
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +16,21 @@ from tokenwire._contract import Reason
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire_server.conversion import sampling
 from tokenwire_server.conversion.exceptions import FAULTS, translate
-from tokenwire_server.conversion.fields import check_request_id, positive_seconds
+from tokenwire_server.conversion.fields import check_request_id, positive_seconds, quoted
 from tokenwire_server.conversion.json_fields import json_object
 from tokenwire_server.conversion.limits import RequestLimits
-from tokenwire_server.errors import RequestError, Violation, invalid_field
+from tokenwire_server.errors import RequestError, Violation, invalid_field, unsupported_field
 
-_MAX_CACHE_SALT = 1024
-"""Maximum length of `cache_salt` in characters, as in the contract."""
+_CACHE_SALT = re.compile(r"[^@/\\\0]{1,128}")
+"""The form of `cache_salt`, as in the contract: that of vLLM's HTTP servers (validate_cache_salt in
+vllm/entrypoints/generate/base/protocol.py), since some cache backends build paths from it."""
+_MAX_NAME = 1024
+"""Maximum length of `model` and `session_id` in characters, as in the contract."""
+_MAX_TRACE_HEADERS = 64
+"""Maximum number of `trace_headers`, as in the contract."""
+_MAX_TRACE_BYTES = 8192
+"""Maximum total size of the names and values of `trace_headers`, as in the contract: gRPC's default soft limit for all
+metadata of a call, where trace headers usually are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,8 @@ class EngineRequest:
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     kv_hints: KvHintsEnvelope | None = None
+    num_top_tokens: int = 0
+    """Number of top tokens reported for each output token; 0 if there are none."""
 
 
 def number_of_sequences(message: GenerationInput) -> int:
@@ -66,12 +77,26 @@ def check_input(message: GenerationInput, path: str = "input") -> None:
         check_request_id(message.request_id, f"{path}.request_id")
     if not message.prompt_token_ids:
         raise invalid_field(f"{path}.prompt_token_ids", "must contain at least one token id")
-    if message.HasField("cache_salt") and not 1 <= len(message.cache_salt) <= _MAX_CACHE_SALT:
-        raise invalid_field(f"{path}.cache_salt", f"must have 1 to {_MAX_CACHE_SALT} characters")
+    if message.HasField("cache_salt") and not _CACHE_SALT.fullmatch(message.cache_salt):
+        raise invalid_field(f"{path}.cache_salt", "must have 1 to 128 characters, none of them @, /, \\ or NUL")
     if message.HasField("model") and not message.model:
         raise invalid_field(f"{path}.model", "must not be empty; leave it unset for the base model")
+    for name in ("model", "session_id"):
+        if len(getattr(message, name)) > _MAX_NAME:
+            raise invalid_field(f"{path}.{name}", f"must have at most {_MAX_NAME} characters")
     if message.HasField("max_time"):
         positive_seconds(message.max_time, f"{path}.max_time")
+    if message.trace_headers:
+        _check_trace_headers(message.trace_headers, f"{path}.trace_headers")
+
+
+def _check_trace_headers(headers: Mapping[str, str], field: str) -> None:
+    if (count := len(headers)) > _MAX_TRACE_HEADERS:
+        raise invalid_field(field, f"must contain at most {_MAX_TRACE_HEADERS} headers, got {count}")
+    characters = sum(len(name) + len(value) for name, value in headers.items())
+    # A character takes at least one byte, so that much longer headers are refused without encoding them.
+    if characters > _MAX_TRACE_BYTES or sum(len(f"{k}{v}".encode()) for k, v in headers.items()) > _MAX_TRACE_BYTES:
+        raise invalid_field(field, f"must have at most {_MAX_TRACE_BYTES} bytes together")
 
 
 def to_engine_request(
@@ -128,6 +153,7 @@ def to_engine_request(
         reasoning_ended=message.reasoning_ended if message.HasField("reasoning_ended") else None,
         reasoning_parser_kwargs=_reasoning_parser_kwargs(message, path),
         kv_hints=_kv_hints(message, path),
+        num_top_tokens=limits.vocab_size if params.num_logprobs == -1 else params.num_logprobs or 0,
     )
 
 
@@ -176,12 +202,21 @@ def _adapter(
     known = ", ".join([*limits.served_model_names, *adapters])
     raise RequestError(
         Reason.UNKNOWN_MODEL,
-        f"{path}.model: no model or adapter is named {message.model!r}; this server serves {known}",
+        f"{path}.model: no model or adapter is named {quoted(message.model)}; this server serves {known}",
         (Violation(f"{path}.model", f"must be one of {known}"),),
     )
 
 
 def _add_transfer_params(message: GenerationInput, params: SamplingParams, limits: RequestLimits, path: str) -> None:
+    # Before the text is parsed.
+    if message.HasField("kv_transfer_params_json") and not limits.kv_transfer:
+        raise unsupported_field(
+            f"{path}.kv_transfer_params_json", "the engine has no KV connector (--kv-transfer-config)"
+        )
+    if message.HasField("ec_transfer_params_json") and not limits.ec_transfer:
+        raise unsupported_field(
+            f"{path}.ec_transfer_params_json", "the engine has no encoder-cache connector (--ec-transfer-config)"
+        )
     if message.HasField("kv_transfer_params_json"):
         _add_extra(params, "kv_transfer_params", message.kv_transfer_params_json, f"{path}.kv_transfer_params_json")
     if message.HasField("ec_transfer_params_json"):

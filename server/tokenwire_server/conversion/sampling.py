@@ -10,12 +10,13 @@ from vllm import envs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from tokenwire.v1 import sampling_params_pb2 as pb
+from tokenwire_server.conversion.fields import conflict
 from tokenwire_server.conversion.limits import RequestLimits
 from tokenwire_server.conversion.sampling_fields import CONVERTERS, RANGES, to_bad_words
 from tokenwire_server.errors import invalid_field, unsupported_field
 
-_GREEDY_TEMPERATURE = 1e-5
-"""vLLM's _SAMPLING_EPS: below this temperature it samples greedily."""
+_INT64_MAX = 2**63 - 1
+"""Maximum seed of a sequence: vLLM's V2 model runner keeps seeds as int64."""
 
 _EXCLUDED_BY_TRACE = (
     "prompt_logprobs",
@@ -83,23 +84,17 @@ def to_vllm(
 
 def _check_together(arguments: dict[str, Any], limits: RequestLimits, path: str) -> None:
     n = arguments.get("n", 1)
-    if n > limits.max_n:
-        name = "max_num_seqs" if limits.max_n == limits.max_num_seqs else "max_num_queued_reqs"
-        raise invalid_field(f"{path}.n", f"must be at most the engine's {name}, {limits.max_n}, got {n}")
-    if n > envs.VLLM_MAX_N_SEQUENCES:
-        raise invalid_field(f"{path}.n", f"must be at most {envs.VLLM_MAX_N_SEQUENCES}, got {n}")
+    _check_n(n, arguments.get("seed", -1), limits, path)
     # vLLM checks this only in add_request, after the size of the response has been computed from it.
     for name in ("logprobs", "prompt_logprobs"):
         k = arguments.get(name, 0)
         if (limits.vocab_size if k == -1 else k) > limits.max_logprobs:
             raise invalid_field(f"{path}.{name}", f"must be at most the engine's max_logprobs, {limits.max_logprobs}")
-    greedy = arguments.get("temperature", 1.0) < _GREEDY_TEMPERATURE
+    # vLLM raises other temperatures below 0.01 to 0.01 before it compares them with its own threshold, 1e-5.
+    greedy = arguments.get("temperature", 1.0) == 0
     if n > 1 and greedy:
         raise invalid_field(f"{path}.n", f"must be 1 with greedy sampling (temperature 0), got {n}")
-    if "prompt_logprobs" in arguments and not limits.prompt_logprobs:
-        raise unsupported_field(
-            f"{path}.prompt_logprobs", "vLLM's CPU engine does not support them while LoRA is enabled"
-        )
+    _check_prompt_logprobs(arguments, limits, path)
     # For the checks below vLLM raises a ValueError that does not name the field.
     if limits.sampling_masks:
         if greedy:
@@ -112,3 +107,35 @@ def _check_together(arguments: dict[str, Any], limits: RequestLimits, path: str)
         others += ["speculative decoding"] if limits.speculative else []
         if others:
             raise invalid_field(f"{path}.trace_decode_token_ids", f"cannot be combined with {', '.join(others)}")
+
+
+def _check_n(n: int, seed: int, limits: RequestLimits, path: str) -> None:
+    if n > limits.max_n:
+        name = "max_num_seqs" if limits.max_n == limits.max_num_seqs else "max_num_queued_reqs"
+        raise invalid_field(f"{path}.n", f"must be at most the engine's {name}, {limits.max_n}, got {n}")
+    if n > envs.VLLM_MAX_N_SEQUENCES:
+        raise invalid_field(f"{path}.n", f"must be at most {envs.VLLM_MAX_N_SEQUENCES}, got {n}")
+    # vLLM gives sequence i the seed `seed + i`, and takes -1 as no seed.
+    if seed != -1 and seed <= -1 < seed + n:
+        raise invalid_field(
+            f"{path}.seed", f"must not be in [{-n}, -2] with n {n}: sequence {-1 - seed} would not be seeded"
+        )
+    if seed + n - 1 > _INT64_MAX:
+        raise invalid_field(
+            f"{path}.seed", f"must be at most 2^63 - n, since sequence i has the seed seed + i, got {seed}"
+        )
+
+
+def _check_prompt_logprobs(arguments: dict[str, Any], limits: RequestLimits, path: str) -> None:
+    if "prompt_logprobs" in arguments and not limits.prompt_logprobs:
+        raise unsupported_field(
+            f"{path}.prompt_logprobs", "vLLM's CPU engine does not support them while LoRA is enabled"
+        )
+    if arguments.get("skip_reading_prefix_cache") is False:
+        for name in ("prompt_logprobs", "prompt_logprob_token_ids"):
+            if name in arguments:
+                # For a prefix that it finds in the cache, vLLM has no log probabilities and returns uninitialized memory.
+                raise conflict(
+                    [f"{path}.{name}", f"{path}.skip_reading_prefix_cache"],
+                    f"{name} cannot be combined with skip_reading_prefix_cache false: the prompt must be computed",
+                )

@@ -4,11 +4,11 @@ A converter takes the field's value, the engine's limits and the field's path in
 name and value of vLLM's argument. It raises RequestError for an invalid value.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
-from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
+from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, RepetitionDetectionParams, StructuredOutputsParams
 
 from tokenwire._contract import Reason
 from tokenwire.v1 import sampling_params_pb2 as pb
@@ -20,6 +20,13 @@ _MAX_BAD_WORDS = 128
 """Default of VLLM_MAX_NUM_BAD_WORDS, the capacity per request of vLLM's GPU sampler."""
 _MAX_BAD_WORD_IDS = 1024
 """Default of VLLM_MAX_BAD_WORDS_TOTAL_TOKENS, likewise."""
+_MAX_ALLOWED_IDS = 1024
+"""MAX_NUM_ALLOWED_TOKEN_IDS of vLLM's V2 model runner, vllm/v1/worker/gpu/sample/logit_bias.py: with more ids its
+engine process dies. The limit is the same on every engine, so that a request does not depend on the device."""
+_MAX_BIASES = 1024
+"""MAX_NUM_LOGIT_BIAS_TOKENS of the same file, likewise."""
+_MAX_STOP_IDS = 1024
+"""vLLM has no limit unless min_tokens is set (`legal_tokens`); this one bounds the time to check and compare them."""
 _INT32_MAX = 2**31 - 1
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -51,6 +58,12 @@ def _finite_positive(value: float, _limits: RequestLimits, field: str) -> tuple[
     return "repetition_penalty", value
 
 
+def _check_count(values: Sized, most: int, field: str) -> None:
+    """Refuse a field with too many values before they are copied: a message has room for millions."""
+    if len(values) > most:
+        raise invalid_field(field, f"must contain at most {most} ids, got {len(values)}")
+
+
 def _ids(values: Iterable[int], limits: RequestLimits, field: str) -> list[int]:
     ids = list(values)
     if ids and (highest := max(ids)) >= limits.vocab_size:
@@ -60,8 +73,9 @@ def _ids(values: Iterable[int], limits: RequestLimits, field: str) -> list[int]:
     return ids
 
 
-def _repeated_ids(value: Iterable[int], limits: RequestLimits, field: str) -> tuple[str, list[int]]:
-    return field.rpartition(".")[2], _ids(value, limits, field)
+def _stop_ids(value: Sequence[int], limits: RequestLimits, field: str) -> tuple[str, list[int]]:
+    _check_count(value, _MAX_STOP_IDS, field)
+    return "stop_token_ids", _ids(value, limits, field)
 
 
 def _wrapped_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple[str, list[int]]:
@@ -71,7 +85,18 @@ def _wrapped_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple
     return field.rpartition(".")[2], ids
 
 
-def _distinct_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple[str, list[int]]:
+def _allowed_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple[str, list[int]]:
+    _check_count(value.token_ids, _MAX_ALLOWED_IDS, f"{field}.token_ids")
+    return _wrapped_ids(value, limits, field)
+
+
+def _trace_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple[str, list[int]]:
+    _check_count(value.token_ids, limits.max_model_len, f"{field}.token_ids")
+    return _wrapped_ids(value, limits, field)
+
+
+def _logprob_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tuple[str, list[int]]:
+    _check_count(value.token_ids, MAX_LOGPROB_TOKEN_IDS, f"{field}.token_ids")
     name, ids = _wrapped_ids(value, limits, field)
     if len(set(ids)) < len(ids):
         # vLLM stores the log probabilities of a position in a dict by id.
@@ -79,7 +104,8 @@ def _distinct_ids(value: pb.TokenIds, limits: RequestLimits, field: str) -> tupl
     return name, ids
 
 
-def _logit_bias(value: dict[int, float], limits: RequestLimits, field: str) -> tuple[str, dict[int, float]]:
+def _logit_bias(value: Mapping[int, float], limits: RequestLimits, field: str) -> tuple[str, dict[int, float]]:
+    _check_count(value, _MAX_BIASES, field)
     biases = dict(value)
     if biases and (highest := max(biases)) >= limits.vocab_size:
         raise invalid_field(
@@ -92,6 +118,11 @@ def _logit_bias(value: dict[int, float], limits: RequestLimits, field: str) -> t
 
 
 def _rows(value: pb.TokenIdRows, limits: RequestLimits, field: str) -> tuple[str, Any]:
+    # As in vLLM, whose own check comes after the array has been allocated.
+    if (count := len(value.rows)) >= limits.max_model_len:
+        raise invalid_field(f"{field}.rows", f"must contain at most {limits.max_model_len - 1} rows, got {count}")
+    for i, ids in enumerate(value.rows):
+        _check_count(ids.token_ids, limits.max_logprobs, f"{field}.rows[{i}].token_ids")
     rows = [_ids(row.token_ids, limits, f"{field}.rows[{i}].token_ids") for i, row in enumerate(value.rows)]
     width = max(map(len, rows), default=0)
     if not width:
@@ -103,7 +134,7 @@ def _rows(value: pb.TokenIdRows, limits: RequestLimits, field: str) -> tuple[str
     return "prompt_logprob_token_ids", array
 
 
-def to_bad_words(value: Iterable[pb.TokenIds], limits: RequestLimits, field: str) -> list[list[int]]:
+def to_bad_words(value: Sequence[pb.TokenIds], limits: RequestLimits, field: str) -> list[list[int]]:
     """Return the token id sequences of bad_words_token_ids.
 
     Args:
@@ -115,11 +146,11 @@ def to_bad_words(value: Iterable[pb.TokenIds], limits: RequestLimits, field: str
         RequestError: INVALID_FIELD, a sequence is empty or contains an invalid id, or there are too many.
 
     """
-    sequences = [_ids(sequence.token_ids, limits, f"{field}[{i}].token_ids") for i, sequence in enumerate(value)]
-    if len(sequences) > _MAX_BAD_WORDS:
-        raise invalid_field(field, f"must contain at most {_MAX_BAD_WORDS} sequences, got {len(sequences)}")
-    if (total := sum(map(len, sequences))) > _MAX_BAD_WORD_IDS:
+    if len(value) > _MAX_BAD_WORDS:
+        raise invalid_field(field, f"must contain at most {_MAX_BAD_WORDS} sequences, got {len(value)}")
+    if (total := sum(len(sequence.token_ids) for sequence in value)) > _MAX_BAD_WORD_IDS:
         raise invalid_field(field, f"must contain at most {_MAX_BAD_WORD_IDS} ids in total, got {total}")
+    sequences = [_ids(sequence.token_ids, limits, f"{field}[{i}].token_ids") for i, sequence in enumerate(value)]
     for i, sequence in enumerate(sequences):
         if not sequence:
             raise invalid_field(f"{field}[{i}].token_ids", "must contain at least one id")
@@ -185,15 +216,15 @@ CONVERTERS: dict[str, Callable[[Any, RequestLimits, str], tuple[str, Any]]] = {
     "seed": _unchanged,
     "max_tokens": _unchanged,
     "min_tokens": _unchanged,
-    "stop_token_ids": _repeated_ids,
+    "stop_token_ids": _stop_ids,
     "ignore_eos": _unchanged,
     "logit_bias": _logit_bias,
     "logprobs": _unchanged,
     "prompt_logprobs": _unchanged,
-    "logprob_token_ids": _distinct_ids,
+    "logprob_token_ids": _logprob_ids,
     "prompt_logprob_token_ids": _rows,
     "prompt_logprob_start": _unchanged,
-    "allowed_token_ids": _wrapped_ids,
+    "allowed_token_ids": _allowed_ids,
     "structured_outputs": _structured_outputs,
     "stream_interval": _unchanged,
     "skip_reading_prefix_cache": _unchanged,
@@ -202,6 +233,6 @@ CONVERTERS: dict[str, Callable[[Any, RequestLimits, str], tuple[str, Any]]] = {
     "watermarking": _unchanged,
     "extra_args_json": _extra_args,
     "routed_experts_prompt_start": _unchanged,
-    "trace_decode_token_ids": _wrapped_ids,
+    "trace_decode_token_ids": _trace_ids,
 }
 """Converter of every field by its name; bad_words_token_ids, which is not an argument of vLLM's, is not among them."""

@@ -46,6 +46,7 @@ class Sink:
         "ended",
         "internal_id",
         "num_tokens",
+        "num_top_tokens",
         "top_k",
     )
 
@@ -56,6 +57,8 @@ class Sink:
         """Whether outputs arrive on the direct path."""
         self.top_k: int | None = None
         """Number of top log probabilities requested per token, -1 for the whole vocabulary; None if not requested."""
+        self.num_top_tokens = 0
+        """Number of top tokens reported per token, also where there are no tokens to report it for."""
         self.num_tokens = 0
         """Number of tokens received on the direct path."""
         self.abort_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_ABORT
@@ -81,6 +84,7 @@ class Sink:
         self._abort = abort
         self.direct = direct
         self.top_k = request.params.num_logprobs
+        self.num_top_tokens = request.num_top_tokens
 
     # The direct path
 
@@ -171,6 +175,9 @@ class Sink:
         chunk = to_chunk(output)
         for sequence in chunk.outputs:
             sequence.finish_reason = self._reported(sequence.finish_reason)
+            if sequence.HasField("logprobs") and not sequence.logprobs.logprobs:
+                # vLLM's columns do not show their width if they are empty.
+                sequence.logprobs.top_k = self.num_top_tokens
         self.take(chunk)
         self.closed = output.finished
 

@@ -4,12 +4,18 @@ import uuid
 
 from tokenwire._contract import Reason
 from tokenwire_server.access.caller import Caller
+from tokenwire_server.conversion.limits import RequestLimits
 from tokenwire_server.conversion.request import EngineRequest, check_input, number_of_sequences
 from tokenwire_server.engine.sink import Sink
 from tokenwire_server.errors import RequestError, Violation
 from tokenwire_server.requests.incoming import IncomingRequest
 from tokenwire_server.requests.live_request import LiveRequest
 from tokenwire_server.requests.server_state import Serving
+
+_LOGPROB_BYTES = 5
+"""Minimum bytes of a log probability with its token id or rank on the wire: a float32, and a varint of one byte."""
+_FLOAT_BYTES = 4
+"""Bytes of a float32 on the wire."""
 
 
 async def admit(
@@ -19,7 +25,7 @@ async def admit(
     sink: Sink,
     *,
     stream: bool,
-    max_message_bytes: int | None = None,
+    max_message_bytes: int,
 ) -> LiveRequest:
     """Check a request, convert it, register it and add it to the engine.
 
@@ -29,8 +35,8 @@ async def admit(
         caller: the caller of the RPC.
         sink: receives the request's outputs.
         stream: whether the caller receives outputs as they are generated, rather than all at once.
-        max_message_bytes: maximum size of the message that carries all prompt log probabilities; None if they are sent
-            in parts.
+        max_message_bytes: maximum size of a sent message, which is also that of the log probabilities in memory for one
+            request.
 
     Returns:
         The live request. If an earlier Abort asked to remember its id, its outcome is already set, and it has no
@@ -63,17 +69,15 @@ def check_before_conversion(serving: Serving, incoming: IncomingRequest, caller:
     serving.engine.check_admission(number_of_sequences(message))
 
 
-def convert(
-    serving: Serving, incoming: IncomingRequest, *, stream: bool, max_message_bytes: int | None
-) -> EngineRequest:
+def convert(serving: Serving, incoming: IncomingRequest, *, stream: bool, max_message_bytes: int) -> EngineRequest:
     """Convert a request, with its id and its trace headers; its message is not read after this.
 
     Args:
         serving: the engine and the registry.
         incoming: the request as received.
         stream: whether the caller receives outputs as they are generated, rather than all at once.
-        max_message_bytes: maximum size of the message that carries all prompt log probabilities; None if they are sent
-            in parts.
+        max_message_bytes: maximum size of a sent message, which is also that of the log probabilities in memory for one
+            request.
 
     Returns:
         The request in vLLM's terms.
@@ -90,8 +94,7 @@ def convert(
         stream=stream,
         path=path,
     )
-    if max_message_bytes is not None:
-        _check_size(request, engine.limits.vocab_size, max_message_bytes, path)
+    _check_size(request, engine.limits, max_message_bytes, path, stream=stream)
     return request
 
 
@@ -134,18 +137,31 @@ async def register_and_add(
     return live
 
 
-def _check_size(request: EngineRequest, vocab_size: int, max_bytes: int, path: str) -> None:
-    """Refuse prompt log probabilities that exceed the message size limit, before the engine computes them."""
-    k = request.params.prompt_logprobs
-    if k is None:
-        return
-    k = vocab_size if k < 0 else k
-    # On the wire, a log probability takes four bytes, and an id or a rank at least one.
-    size = (len(request.prompt_token_ids) - 1) * (k + 1) * 5
+def _check_size(request: EngineRequest, limits: RequestLimits, max_bytes: int, path: str, *, stream: bool) -> None:
+    """Refuse log probabilities that could exceed the message size limit, before the engine computes them.
+
+    The limit holds for what is in memory at the same time: all of the prompt's, and all of the output's unless it is
+    streamed. It also holds where they are sent in parts, since the engine returns those of the prompt at once.
+    """
+    params, prompt_positions = request.params, len(request.prompt_token_ids) - 1
+    sizes: dict[str, int] = {}
+    if params.prompt_logprobs is not None:
+        k = limits.vocab_size if params.prompt_logprobs < 0 else params.prompt_logprobs
+        sizes["prompt_logprobs"] = prompt_positions * (k + 1) * _LOGPROB_BYTES
+    if params.prompt_logprob_token_ids is not None:
+        sizes["prompt_logprob_token_ids"] = params.prompt_logprob_token_ids.size * _FLOAT_BYTES
+    if params.num_logprobs is not None:
+        name = "logprob_token_ids" if params.logprobs is None else "logprobs"
+        tokens = params.max_tokens
+        if stream:
+            tokens = min(tokens, max(params.stream_interval or 1, limits.stream_interval))
+        sizes[name] = tokens * (request.num_top_tokens + 1) * _LOGPROB_BYTES
+    size = params.n * sum(sizes.values())
     if size > max_bytes:
+        field = f"{path}.sampling_params.{max(sizes, key=lambda name: sizes[name])}"
         raise RequestError(
             Reason.MESSAGE_TOO_LARGE,
-            f"{path}.sampling_params.prompt_logprobs: at least {size} bytes of log probabilities exceed the maximum"
-            f" message size, {max_bytes} bytes; request fewer, use Multiplex, or raise --max-send-message-bytes",
-            (Violation(f"{path}.sampling_params.prompt_logprobs", "exceeds the maximum message size"),),
+            f"{field}: the request can return {size} bytes of log probabilities, more than the maximum message size,"
+            f" {max_bytes} bytes; request fewer, lower max_tokens or n, or raise --max-send-message-bytes",
+            (Violation(field, "can exceed the maximum message size"),),
         )

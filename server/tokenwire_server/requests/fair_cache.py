@@ -1,5 +1,6 @@
 """A bounded cache that principals share fairly: no principal can evict values within another's share."""
 
+from collections import OrderedDict
 from typing import Generic, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
@@ -20,7 +21,8 @@ class FairCache(Generic[_T]):
         """
         self._size = size
         self._count = 0
-        self._kept: dict[str, dict[str, _T]] = {}
+        # To find its first key, a dict walks all the keys deleted before it, an OrderedDict none.
+        self._kept: dict[str, OrderedDict[str, _T]] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -28,7 +30,7 @@ class FairCache(Generic[_T]):
     def put(self, key: Key, value: _T) -> None:
         """Store a value as the newest, replacing the key's previous value."""
         principal, name = key
-        own = self._kept.setdefault(principal, {})
+        own = self._kept.setdefault(principal, OrderedDict())
         if own.pop(name, None) is None:
             self._count += 1
         own[name] = value

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class LiveRequest:
     """A request from its registration until its outcome is decided."""
 
-    __slots__ = ("_added", "client", "cut_short", "key", "outcome", "request", "sink", "timer")
+    __slots__ = ("_added", "_waking", "client", "cut_short", "key", "outcome", "request", "sink", "timer")
 
     def __init__(self, caller: Caller, request: EngineRequest, sink: Sink) -> None:
         """Make a live request; the registry does this.
@@ -37,6 +37,7 @@ class LiveRequest:
         self.timer: asyncio.TimerHandle | None = None
         """Aborts the request when its `max_time` has expired."""
         self._added: asyncio.Future[None] | None = None
+        self._waking = False
 
     @property
     def engine_id(self) -> str:
@@ -50,13 +51,14 @@ class LiveRequest:
             self.cut_short = self.sink.abort_reason = reason
 
     def wake(self) -> None:
-        """Wake the task that waits for the request to be in the engine."""
+        """Wake the task that waits for the request to be in the engine, or will."""
+        self._waking = True
         if self._added is not None and not self._added.done():
             self._added.set_result(None)
 
     async def added(self) -> None:
         """Wait until the request is in the engine, or has ended without being added."""
-        if not self.sink.internal_id and self.outcome is None:
+        if not self.sink.internal_id and not self._waking:
             if self._added is None:
                 self._added = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._added)

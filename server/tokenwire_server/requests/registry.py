@@ -7,7 +7,8 @@ call itself ended with ABORT. Unregistering a request aborts it in the engine un
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TypeVar
 
 from tokenwire._contract import Reason
 from tokenwire.v1.engine_service_pb2 import (
@@ -19,6 +20,7 @@ from tokenwire.v1.engine_service_pb2 import (
 )
 from tokenwire.v1.generation_pb2 import FINISH_REASON_ABORT, FINISH_REASON_TIME_LIMIT
 from tokenwire_server.access.caller import Caller
+from tokenwire_server.conversion.fields import quoted
 from tokenwire_server.conversion.request import EngineRequest
 from tokenwire_server.engine.engine import Engine
 from tokenwire_server.engine.sink import Sink
@@ -26,6 +28,10 @@ from tokenwire_server.errors import RequestError, Violation
 from tokenwire_server.requests.fair_cache import FairCache, Key
 from tokenwire_server.requests.live_request import LiveRequest
 
+_T = TypeVar("_T")
+
+_PER_TURN = 500
+"""Number of ids of an abort after which the task yields to the event loop: about a millisecond."""
 _KEPT_OUTCOMES = 16_384
 """Maximum number of ended requests whose outcomes are kept for late aborts: about 4 MB."""
 _KEPT_REMEMBERED = 100_000
@@ -72,7 +78,7 @@ class Registry:
         if (caller.principal, request_id) in self._live:
             raise RequestError(
                 Reason.DUPLICATE_REQUEST_ID,
-                f"{path}: a request with id {request_id!r} is in flight",
+                f"{path}: a request with id {quoted(request_id)} is in flight",
                 (Violation(path, "must differ from the ids of all requests in flight"),),
             )
         if self._max_per_client is not None and self._per_client[caller.client] >= self._max_per_client:
@@ -170,11 +176,15 @@ class Registry:
         found: dict[str, LiveRequest] = {}
         outcomes: dict[str, AbortOutcome.ValueType] = {}
         # Before waiting for the engine: this abort may have overtaken a request that arrives meanwhile.
-        for request_id in dict.fromkeys(request_ids):
-            if (live := self.find(caller, request_id)) is not None:
-                found[request_id] = live
-            else:
-                outcomes[request_id] = self._past((caller.principal, request_id), remember_seconds)
+        try:
+            async for request_id in _in_turns(dict.fromkeys(request_ids)):
+                if (live := self.find(caller, request_id)) is not None:
+                    found[request_id] = live
+                else:
+                    outcomes[request_id] = self._past((caller.principal, request_id), remember_seconds)
+        except asyncio.CancelledError:
+            self.abort_soon(list(found.values()))
+            raise
         await self._abort(list(found.values()))
         for request_id, live in found.items():
             outcome = live.outcome
@@ -209,7 +219,7 @@ class Registry:
             await live.added()
         if ids := [live.sink.internal_id for live in requests if live.outcome is None and live.sink.internal_id]:
             await self._engine.abort(ids)
-        for live in requests:
+        async for live in _in_turns(requests):
             # The call may not have read the last output yet, but the sink has received it.
             self._settle(live, _outcome(live))
 
@@ -245,6 +255,14 @@ class Registry:
         if outcome is not None:
             return outcome
         return ABORT_OUTCOME_NOT_FOUND if remember_seconds is None else ABORT_OUTCOME_REMEMBERED
+
+
+async def _in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
+    """Yield the items, with a turn for the event loop's other tasks in between."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % _PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def _outcome(live: LiveRequest) -> AbortOutcome.ValueType:

@@ -96,7 +96,7 @@ class Call:
         assert live is not None
         assert serving is not None
         if not self._sink.internal_id:
-            return _aborted_on_arrival(live.request.params.n)
+            return _aborted_on_arrival(live.request)
         chunk = await self._sink.next()
         if chunk.request_end is not None:
             # Before the caller is notified, so that it can reuse the id immediately.
@@ -163,7 +163,11 @@ class _CallReader(Reader):
         self._call.give_up(error)
 
 
-def _aborted_on_arrival(sequences: int) -> Chunk:
+def _aborted_on_arrival(request: EngineRequest) -> Chunk:
     """Return the only output of a request whose id an Abort asked to remember."""
-    outputs = [pb.SequenceOutput(index=i, finish_reason=pb.FINISH_REASON_ABORT) for i in range(sequences)]
+    outputs = [pb.SequenceOutput(index=i, finish_reason=pb.FINISH_REASON_ABORT) for i in range(request.params.n)]
+    if request.params.num_logprobs is not None:
+        for output in outputs:
+            output.logprobs.SetInParent()
+            output.logprobs.top_k = request.num_top_tokens
     return Chunk(outputs, RequestEnd())

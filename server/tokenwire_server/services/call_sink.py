@@ -139,7 +139,7 @@ class CallSink(Sink):
                 logprobs_pb2.Logprobs(
                     logprobs=columns.logprobs,
                     ranks=columns.ranks,
-                    top_k=self._top_ids,
+                    top_k=self._top_ids if columns.logprobs else self.num_top_tokens,
                     top_token_ids=columns.top_token_ids,
                     top_logprobs=columns.top_logprobs,
                     cumulative_logprob=self._cumulative,

@@ -47,6 +47,7 @@ class MultiplexStream(Reader):
         """
         self._host = host
         self._max_requests = host.config.max_requests_per_stream
+        self._max_message_bytes = host.config.max_send_message_bytes
         # The engine and the registry are the same for the whole life of the server.
         self._serving = host.state.accepting()
         self._caller = caller.of(context)
@@ -143,7 +144,9 @@ class MultiplexStream(Reader):
             with incoming:
                 serving = self._check_submit(submit)
                 sink = self._handles[handle] = HandleSink(handle, self._pending, self._on_end)
-                live = await admit(serving, incoming, self._caller, sink, stream=True)
+                live = await admit(
+                    serving, incoming, self._caller, sink, stream=True, max_message_bytes=self._max_message_bytes
+                )
         except RequestError as error:
             self._reject(handle, sink, error)
         except Exception:
