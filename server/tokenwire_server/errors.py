@@ -89,7 +89,7 @@ class RequestError(Exception):
 
     @property
     def retry_delay(self) -> float | None:
-        """Seconds to wait before a retry of the same request; None if a retry cannot succeed."""
+        """Seconds to wait before a retry of the same request; None if it cannot succeed on this server."""
         return _RETRY_DELAY if _TABLE[self.reason].retry else None
 
 

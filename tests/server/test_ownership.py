@@ -36,6 +36,7 @@ from tokenwire_server.config import ServerConfig
 from tokenwire_server.conversion.outputs import to_chunk
 from tokenwire_server.engine import sink
 from tokenwire_server.errors import RequestError, engine_dead
+from tokenwire_server.requests.server_state import State
 from tokenwire_server.services.multiplex.handle import HandleSink
 
 BROKEN = 13
@@ -276,6 +277,40 @@ async def test_an_abort_that_waits_for_a_request_which_the_engine_then_refuses(s
     server.registry.withdraw(live)
     assert await within(abort) == [ABORT_OUTCOME_REMEMBERED]
     call.cancel()
+
+
+async def test_an_abort_that_is_left_while_one_of_its_requests_is_on_its_way(server: FakeEngineServer) -> None:
+    """The others are aborted all the same, and the late one when it arrives."""
+    running = server.generate(request_id="running")
+    first = await server.core.next_request()
+    server.core.admission.clear()
+    late = server.generate(request_id="late")
+    second = await server.core.next_request()
+    abort = server.stub.Abort(pb.AbortRequest(request_ids=["running", "late"]))
+    assert await server.core.next_abort() == [first.internal_id]
+    abort.cancel()
+    assert (await within(running)).outputs[0].finish_reason == FINISH_REASON_ABORT
+    server.core.admission.set()
+    assert await server.core.next_abort() == [second.internal_id]
+    assert (await within(late)).outputs[0].finish_reason == FINISH_REASON_ABORT
+    assert server.core.idle
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.DEAD])
+async def test_an_idle_stream_ends_when_the_server_does_and_says_why(server: FakeEngineServer, state: State) -> None:
+    idle, busy = Stream(server), Stream(server)
+    await idle.submit(1)
+    (await server.core.next_request()).step(5, finish="length")
+    await idle.steps_until(lambda step: step.finished)
+    await busy.submit(1)
+    request = await server.core.next_request()
+    server.state.enter(state)
+    reason = Reason.DRAINING if state is State.DRAINING else Reason.ENGINE_DEAD
+    assert (await failure_of(idle.call.read())).reason == reason
+    request.step(5, finish="length")
+    step = await busy.steps_until(lambda step: step.finished)
+    assert step.finished[0].finish_reason == FINISH_REASON_LENGTH
+    assert (await failure_of(busy.call.read())).reason == reason
 
 
 async def test_an_engine_that_dies_while_a_submit_is_on_its_way(

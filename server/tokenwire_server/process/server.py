@@ -163,7 +163,7 @@ class Server:
         if has_died(engine):  # and has failed its requests before the watch noticed
             return Death.DIED
         if aborted := await registry.abort_all():
-            logger.warning("aborted %d requests that did not finish in time", aborted)
+            logger.warning("aborted %d requests in flight", aborted)
         return None
 
     async def _end(self, engine: Engine, registry: Registry, death: Death | None) -> int:

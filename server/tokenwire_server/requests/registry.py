@@ -216,7 +216,11 @@ class Registry:
             return
         for live in requests:
             live.cut(FINISH_REASON_ABORT)
-            await live.added()
+        if coming := [live for live in requests if not live.sink.internal_id]:
+            # The others do not wait for these, nor for a caller of Abort that leaves meanwhile.
+            self.abort_soon([live for live in requests if live.sink.internal_id])
+            for live in coming:
+                await live.added()
         if ids := [live.sink.internal_id for live in requests if live.outcome is None and live.sink.internal_id]:
             await self._engine.abort(ids)
         async for live in _in_turns(requests):

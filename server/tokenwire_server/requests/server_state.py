@@ -1,8 +1,9 @@
 """The server's state: the states, their transitions, and how each refuses new requests."""
 
+import contextlib
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tokenwire._contract import Reason
@@ -64,6 +65,7 @@ class ServerState:
     def __init__(self) -> None:
         self.current = State.LOADING
         self._serving: Serving | None = None
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def engine(self) -> Engine | None:
@@ -86,6 +88,21 @@ class ServerState:
             raise ValueError(f"the server cannot go from {self.current.name} to {state.name}")
         logger.info("%s -> %s", self.current.value, state.value)
         self.current = state
+        for listener in list(self._listeners):
+            listener()
+
+    @contextlib.contextmanager
+    def notify(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call a function at every change of the state inside the block."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def refusal(self) -> RequestError | None:
+        """Return why new requests are refused in the current state; None if they are accepted."""
+        return _REFUSALS[self.current]() if self.current in _REFUSALS else None
 
     def ready(self) -> Serving:
         """Return the engine and the registry, for a call about the engine or its requests.

@@ -62,13 +62,13 @@ class MultiplexStream(Reader):
         """Handle actions and write responses until the caller has half-closed and all its requests have ended.
 
         Raises:
-            RequestError: the stream was not read for too long.
+            RequestError: the stream was not read for too long, or it is idle and the server shuts down.
 
         """
         reader = asyncio.create_task(self._read(actions))
         reader.add_done_callback(lambda _: self._pending.wake())
         try:
-            with self._host.slow_readers.watch(self):
+            with self._host.slow_readers.watch(self), self._host.state.notify(self._pending.wake):
                 await self._write(reader)
         finally:
             reader.cancel()
@@ -85,6 +85,9 @@ class MultiplexStream(Reader):
                 # An error that ended the reader ends the stream.
                 await reader
                 return
+            elif not self._handles and (refusal := self._host.state.refusal()) is not None:
+                # An idle stream does not hold up the server's end, and its caller learns why it ends.
+                raise refusal
             else:
                 await self._pending.wait()
 

@@ -60,7 +60,8 @@ class StopStrings:
         assembler = self._assembler(output.index)
         before = len(assembler.token_ids)
         assembler.push(output.token_ids, ends_with_stop_token=output.finish_reason == pb.FINISH_REASON_STOP)
-        if assembler.matched is None:
+        if assembler.matched is None or output.finish_reason == pb.FINISH_REASON_ABORT:
+            # An abort that has been reported stays one.
             return None
         _truncate(output, len(assembler.token_ids) - before)
         output.finish_reason = pb.FINISH_REASON_STOP
