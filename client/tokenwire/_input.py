@@ -78,6 +78,8 @@ def generation_input(
         # An empty id on the wire asks for a server-generated id, which the caller could not abort by.
         raise _wire.invalid(FieldViolation("input.request_id", "must be 1 to 256 visible ASCII characters, not empty"))
     _wire.not_text("input.prompt_token_ids", prompt_token_ids)
+    if sampling_params is not None:
+        _wire.check_type("input.sampling_params", sampling_params, SamplingParams)
     values = {
         **options,
         "request_id": request_id,

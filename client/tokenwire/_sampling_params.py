@@ -175,8 +175,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.bad_words_token_ids is not None:
             values["bad_words_token_ids"] = _rows(f"{path}.bad_words_token_ids", self.bad_words_token_ids)
         if self.structured_outputs is not None:
+            _wire.check_type(f"{path}.structured_outputs", self.structured_outputs, StructuredOutputsParams)
             values["structured_outputs"] = self.structured_outputs.to_proto(f"{path}.structured_outputs")
         if self.repetition_detection is not None:
+            _wire.check_type(f"{path}.repetition_detection", self.repetition_detection, RepetitionDetectionParams)
             values["repetition_detection"] = self.repetition_detection.to_proto(f"{path}.repetition_detection")
         return _wire.build(pb.SamplingParams, path, values)
 
@@ -187,7 +189,11 @@ def _token_ids(path: str, ids: Sequence[int]) -> pb.TokenIds:
 
 
 def _rows(path: str, rows: Sequence[Sequence[int]]) -> list[pb.TokenIds]:
-    return [_token_ids(f"{path}[{index}]", row) for index, row in enumerate(rows)]
+    found = []
+    for index, row in enumerate(_wire.elements(path, rows, "sequences of token ids")):
+        place = f"{path}[{index}]"
+        found.append(_token_ids(place, _wire.elements(place, row, "token ids")))
+    return found
 
 
 def _json_text(path: str, schema: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ class MultiplexLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         entries, top_ks = message.entries[:], message.top_ks[:]
         fits = (
             len(top_ks) == (len(entries) or num_entries)
-            and (not entries or entries[-1] < num_entries)
+            and (not entries or max(entries) < num_entries)
             and len(message.logprobs) == len(message.ranks)
             and len(message.top_token_ids) == len(message.top_logprobs)
         )

@@ -80,7 +80,7 @@ class Multiplex:
 
         Raises:
             InvalidArgumentError: a value cannot be encoded.
-            ResourceExhaustedError: the request exceeds `max_send_message_bytes`.
+            MessageTooLargeError: the request exceeds `max_send_message_bytes`.
             ClientClosedError: the block has not been entered or has been left, or `done_submitting` was called.
             TokenwireError: the error that ended the call.
 
@@ -107,6 +107,19 @@ class Multiplex:
             self._backpressure.reader_resumes()
         if self._has_failed:
             raise self._call.error()
+
+    async def wait_closed(self) -> None:
+        """Wait until the call has ended, also while no request is in flight. May be awaited by several tasks.
+
+        A connection that breaks is reported at once, within the keepalive times of `ClientOptions` if the server is
+        silent. A status that the server sends behind messages is reported once those have been read.
+
+        Raises:
+            TokenwireError: the error that ended the call. After a regular end, or if the block is left first, it
+                returns.
+
+        """
+        await self._call.wait_closed()
 
     async def __aenter__(self) -> Self:
         self._call.open()
