@@ -108,7 +108,7 @@ class TextClient:
         Args:
             prompt: a text, chat messages, or token ids.
             sampling_params: how to sample; `n` must be 1 or None. None: the model's defaults.
-            **options: fields of `TextOptions`, which include those of `GenerationOptions`.
+            **options: fields of `TextOptions`, which include `timeout`, `metadata` and those of `GenerationOptions`.
 
         Returns:
             The text, with its tokens, finish reason, stop reason and usage.
@@ -119,7 +119,7 @@ class TextClient:
             TokenwireError: the request was refused or failed, as in `AsyncClient.generate`.
 
         """
-        completion = CompletionOptions(sampling_params, options)
+        completion = CompletionOptions(sampling_params, options, self.tokenizer.special_tokens)
         if completion.stop:
             async with self._stream(prompt, completion) as pieces:
                 async for _ in pieces:
@@ -143,7 +143,7 @@ class TextClient:
         Args:
             prompt: a text, chat messages, or token ids.
             sampling_params: how to sample; `n` must be 1 or None. None: the model's defaults.
-            **options: fields of `TextOptions`, which include those of `GenerationOptions`.
+            **options: fields of `TextOptions`, which include `timeout`, `metadata` and those of `GenerationOptions`.
 
         Returns:
             The stream of text pieces. Entering its block raises what encoding the prompt and starting the request
@@ -153,7 +153,8 @@ class TextClient:
             InvalidArgumentError: an option is invalid, an empty stop string for example.
 
         """
-        return self._stream(prompt, CompletionOptions(sampling_params, options))
+        completion = CompletionOptions(sampling_params, options, self.tokenizer.special_tokens)
+        return self._stream(prompt, completion)
 
     def _stream(self, prompt: Prompt, completion: CompletionOptions) -> TextStream:
         async def start() -> tuple[TextRequest, Started]:
