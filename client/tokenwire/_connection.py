@@ -120,8 +120,8 @@ class Connection:
         self._credentials = credentials
         authorization = () if token is None else (("authorization", f"Bearer {token}"),)
         self._metadata = _pairs(metadata) + _pairs(authorization)
-        # gRPC uses the last value of a name.
-        self._options = [*_channel.channel_options(**settings), *channel_options]
+        # gRPC uses the first value of a name (grpcio 1.85).
+        self._options = list(dict([*_channel.channel_options(**settings), *channel_options]).items())
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stub: EngineServiceStub | None = None

@@ -244,6 +244,13 @@ async def test_answers_beyond_grpcs_own_default_of_4_mib_fit(serve: Serve) -> No
     assert len(result.token_ids) == 1_000_000
 
 
+async def test_channel_options_override_the_client_s_own(serve: Serve) -> None:
+    options = [("grpc.max_receive_message_length", 1000)]
+    async with AsyncClient(await serve(Generate=echo), channel_options=options) as client:
+        with pytest.raises(tokenwire.MessageTooLargeError, match="larger than max"):
+            await client.generate(range(2000), timeout=LIMIT)
+
+
 async def test_message_over_the_limit_of_the_server(serve: Serve) -> None:
     """FAULTS D12."""
     async with AsyncClient(await serve(Generate=echo), max_send_message_bytes=-1) as client:
