@@ -19,7 +19,8 @@ class GenerationOptions(TypedDict, total=False):
     model: str | None
     """Name of the base model, one of its served names, or a LoRA adapter. None: the base model."""
     priority: int | None
-    """Priority under the engine's priority scheduling; a lower value is scheduled first. None: 0."""
+    """Scheduling priority; a lower value is scheduled first. A value other than 0 requires a server with
+    --scheduling-policy priority. None: 0."""
     cache_salt: str | None
     """Salt for the keys of the prefix cache, 1 to 1,024 characters: only requests with the same salt share prefixes.
     None: no salt."""

@@ -27,11 +27,11 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     """A structural tag, as JSON text."""
 
     disable_any_whitespace: bool | None = None
-    """Whether the JSON must not contain optional whitespace. Must equal the engine's configuration. None: as the engine
-    is configured."""
+    """Whether the JSON must not contain optional whitespace. Must equal the setting in the engine's
+    --structured-outputs-config. None: the engine's setting."""
     disable_additional_properties: bool | None = None
-    """Whether JSON objects must have no properties other than the schema's. Must equal the engine's configuration.
-    None: as the engine is configured."""
+    """Whether JSON objects must have no properties other than the schema's. Must equal the setting in the engine's
+    --structured-outputs-config. None: the engine's setting."""
     whitespace_pattern: str | None = None
     """Regular expression for the whitespace allowed in JSON. The server refuses it, since no grammar backend of vLLM
     0.32 honours it. None: the backend's default."""
@@ -78,9 +78,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     n: int | None = None
-    """Number of sequences to generate, at least 1. Greedy sampling allows only 1. None: 1."""
+    """Number of sequences to generate, at least 1 and at most the engine's max_num_seqs. Must be 1 with greedy sampling
+    (temperature 0). The request counts as n requests for admission. None: 1."""
     temperature: float | None = None
-    """Sampling temperature, 0 to 2. 0 means greedy sampling. None: generation_config, else 1.0."""
+    """Sampling temperature, 0 to 2. 0 means greedy sampling; vLLM raises values above 0 and below 0.01 to 0.01. None:
+    generation_config, else 1.0."""
     top_p: float | None = None
     """Cumulative probability of the tokens to sample from, above 0 and at most 1. None: generation_config, else 1.0."""
     top_k: int | None = None
@@ -129,7 +131,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of token ids that must not be generated, at most 128 sequences and 1,024 ids in total. The counterpart
     of vLLM's `bad_words`, which are strings. None or empty: no such sequences."""
     structured_outputs: StructuredOutputsParams | None = None
-    """A constraint on the output. None: no constraint."""
+    """A constraint on the output. The server must run with --keep-tokenizer. None: no constraint."""
     stream_interval: int | None = None
     """Number of tokens per delta, at least 1; the first and the last token are sent immediately. None: the engine's
     --stream-interval, which is also the minimum."""
@@ -143,7 +145,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     watermarking: bool | None = None
     """Whether to apply the engine's watermark. None: True if the engine has one."""
     extra_args_json: str | None = None
-    """Arguments for custom sampling code and plug-ins: a JSON object, passed through unchanged. None: no arguments."""
+    """Arguments for custom sampling code and plug-ins: a JSON object, passed through unchanged. As in every JSON field,
+    duplicate keys, numbers beyond 64 bits, NaN and nesting deeper than 64 levels are errors. None: no arguments."""
     routed_experts_prompt_start: int | None = None
     """Number of leading prompt tokens to omit from the returned expert routing. None: 0."""
     trace_decode_token_ids: Sequence[int] | None = None
