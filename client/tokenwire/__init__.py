@@ -57,7 +57,8 @@ from tokenwire._multiplex.step import (
     MultiplexStep,
 )
 from tokenwire._multiplex.step_view import MultiplexSteps
-from tokenwire._multiplex.typed_view import Multiplex, MultiplexedStream
+from tokenwire._multiplex.stream import MultiplexedStream
+from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._results import Delta, GenerateResult, Timing, Usage
 from tokenwire._sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from tokenwire._sequence import (

@@ -208,9 +208,8 @@ class AsyncClient:
             TokenwireError: the call failed in another way; see the class.
 
         """
-        _wire.not_text("request_ids", request_ids)
         values = {
-            "request_ids": request_ids,
+            "request_ids": _wire.sequence("request_ids", request_ids),
             "remember_unknown_for": _wire.duration("remember_unknown_for", remember_unknown_for),
         }
         request = _wire.build(pb.AbortRequest, "", values)
@@ -250,11 +249,7 @@ class AsyncClient:
     def watch_health(
         self, service: str = "", *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> AsyncHealthWatch:
-        """Watch a service's health status: the present one is returned first, then each change.
-
-            async with client.watch_health() as statuses:
-                async for status in statuses:
-                    router.set_available(status is tokenwire.HealthStatus.SERVING)
+        """Watch a service's health status: the present one comes first, then each change; see `AsyncHealthWatch`.
 
         Args:
             service: full name of the gRPC service. "": the server as a whole.
@@ -262,8 +257,7 @@ class AsyncClient:
             metadata: metadata of this call, sent after the client's own. None: nothing is added.
 
         Returns:
-            The statuses; SERVICE_UNKNOWN while the server has no such service. A read raises the error that ends the
-            watch: UnreachableError when the connection breaks.
+            The statuses. A read raises the error that ends the watch, UnreachableError if the connection breaks.
 
         Raises:
             ClientClosedError: the client is closed.

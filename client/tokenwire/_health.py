@@ -44,6 +44,10 @@ _STATUSES = {1: HealthStatus.SERVING, 2: HealthStatus.NOT_SERVING, 3: HealthStat
 class AsyncHealthWatch(CallStream[HealthStatus]):
     """Iterates over a service's health status: the present one, then each change.
 
+        async with client.watch_health() as statuses:
+            async for status in statuses:
+                router.set_available(status is tokenwire.HealthStatus.SERVING)
+
     It ends with the connection, by an error, and when the server has shut down: to watch a server that restarts, call
     `watch_health` again. Leaving its `async with` block or `aclose()` ends the call. Only one task may read at a time.
     """

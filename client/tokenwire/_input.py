@@ -78,13 +78,12 @@ def generation_input(
     elif not request_id:
         # An empty id on the wire asks for a server-generated id, which the caller could not abort by.
         raise _wire.invalid(FieldViolation("input.request_id", "must be 1 to 256 visible ASCII characters, not empty"))
-    _wire.not_text("input.prompt_token_ids", prompt_token_ids)
     if sampling_params is not None:
         _wire.check_type("input.sampling_params", sampling_params, SamplingParams)
     values = {
         **options,
         "request_id": request_id,
-        "prompt_token_ids": prompt_token_ids,
+        "prompt_token_ids": _wire.sequence("input.prompt_token_ids", prompt_token_ids),
         "sampling_params": None if sampling_params is None else sampling_params.to_proto(),
         "max_time": _wire.duration("input.max_time", options.get("max_time")),
     }

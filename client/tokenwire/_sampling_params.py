@@ -49,8 +49,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.json, Mapping):
             values["json"] = _json_text(f"{path}.json", self.json)
         if self.choice is not None:
-            _wire.not_text(f"{path}.choice", self.choice)
-            values["choice"] = _wire.build(pb.Choice, f"{path}.choice", {"choices": self.choice})
+            choices = _wire.sequence(f"{path}.choice", self.choice)
+            values["choice"] = _wire.build(pb.Choice, f"{path}.choice", {"choices": choices})
         return _wire.build(pb.StructuredOutputsParams, path, values)
 
 
@@ -168,7 +168,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """
         values = msgspec.structs.asdict(self)
         if self.stop_token_ids is not None:
-            _wire.not_text(f"{path}.stop_token_ids", self.stop_token_ids)
+            values["stop_token_ids"] = _wire.sequence(f"{path}.stop_token_ids", self.stop_token_ids)
         for name in ("logprob_token_ids", "allowed_token_ids", "trace_decode_token_ids"):
             if values[name] is not None:
                 values[name] = _token_ids(f"{path}.{name}", values[name])
@@ -187,8 +187,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _token_ids(path: str, ids: Sequence[int]) -> pb.TokenIds:
-    _wire.not_text(path, ids)
-    return _wire.build(pb.TokenIds, path, {"token_ids": ids})
+    return _wire.build(pb.TokenIds, path, {"token_ids": _wire.sequence(path, ids)})
 
 
 def _rows(path: str, rows: Sequence[Sequence[int]]) -> list[pb.TokenIds]:

@@ -1,7 +1,7 @@
 """Converts between Python values and protobuf messages. A value that cannot be encoded is refused with its field."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from tokenwire._contract import Reason
 from tokenwire._errors import FieldViolation, InvalidArgumentError
 
 _Message = TypeVar("_Message", bound=Message)
+_Sequence = TypeVar("_Sequence")
 
 # What protobuf raises for a value that it cannot encode. UnicodeEncodeError is a ValueError.
 _REFUSALS = (TypeError, ValueError, OverflowError)
@@ -49,12 +50,7 @@ def build(message_type: type[_Message], path: str, values: Mapping[str, Any]) ->
         InvalidArgumentError: values cannot be encoded, with a violation for each. The server validates the rest.
 
     """
-    present = {
-        # An iterator can be read only once, and is read again to find the element that is wrong.
-        name: list(value) if hasattr(value, "__next__") else value
-        for name, value in values.items()
-        if value is not None
-    }
+    present = {name: value for name, value in values.items() if value is not None}
     try:
         # protobuf checks the values in C. Which one is wrong is only looked for after a failure.
         return message_type(**present)
@@ -69,10 +65,16 @@ def invalid(*violations: FieldViolation) -> InvalidArgumentError:
     return InvalidArgumentError(message, reason=Reason.INVALID_FIELD, field_violations=violations)
 
 
-def not_text(path: str, value: object) -> None:
-    """Refuse text and bytes as a sequence of ids: they are sequences, but never the intended ones."""
+def sequence(path: str, value: _Sequence) -> _Sequence | list[Any]:
+    """Return a sequence of ids. Refuses text and bytes: they are sequences, but never the intended ones.
+
+    An iterator becomes a list: it can be read only once, and is read again to find the element that is wrong.
+    """
+    if type(value) is list:
+        return value
     if isinstance(value, str | bytes):
         raise invalid(FieldViolation(path, f"must be a sequence, not {_repr.repr(value)}"))
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def check_type(path: str, value: object, expected: type) -> None:
@@ -96,9 +98,8 @@ def elements(path: str, value: Iterable[Any], expected: str) -> list[Any]:
         InvalidArgumentError: the value is text, or cannot be iterated.
 
     """
-    not_text(path, value)
     try:
-        return list(value)
+        return list(sequence(path, value))
     except TypeError:
         raise invalid(FieldViolation(path, f"must be a sequence of {expected}, not {_repr.repr(value)}")) from None
 

@@ -364,7 +364,12 @@ async def test_there_is_no_end_to_wait_for_before_the_block(serve: Serve) -> Non
         {"finished": [finish(1, sampling_mask=generation_pb2.SamplingMask(counts=[1], token_ids=b"123"))]},
         {"finished": [finish(1, sampling_mask=generation_pb2.SamplingMask(counts=[2], token_ids=b"1234"))]},
         {"handles": [1, 1], "token_ids": [1]},
-        {"handles": [1], "token_ids": [1], "logprobs": logprob_columns(entries=[5, 0], top_ks=[0, 0])},
+        {
+            "handles": [1],
+            "token_counts": [1],
+            "token_ids": [1],
+            "logprobs": logprob_columns(entries=[5, 0], top_ks=[0, 0]),
+        },
         {"handles": [1], "token_ids": [1], "logprobs": logprob_columns(entries=[0], top_ks=[])},
     ],
     ids=["mask_bytes", "mask_counts", "tokens", "entries", "top_ks"],

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias, Unpack, cast
 from tokenwire._client import AsyncClient
 from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._sampling_params import SamplingParams
-from tokenwire._wire import not_text
+from tokenwire._wire import sequence
 from tokenwire.text._assembler import TextAssembler
 from tokenwire.text._carrier import Carrier, Started, carrier_of
 from tokenwire.text._errors import TokenizerError, TokenizerMismatchError
@@ -97,8 +97,7 @@ class TextClient:
         if prompt and isinstance(prompt[0], Mapping):
             messages = cast("Sequence[Message]", prompt)
             return await asyncio.to_thread(self.tokenizer.encode_chat, messages, template_options)
-        not_text("prompt", prompt)
-        return list(cast("Sequence[int]", prompt))
+        return list(sequence("prompt", cast("Sequence[int]", prompt)))
 
     async def complete(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[TextOptions]
