@@ -12,7 +12,8 @@
 """
 
 from tokenwire._abort import AbortOutcome, AbortResult
-from tokenwire._blocking import Client, DeltaStream
+from tokenwire._blocking import Client
+from tokenwire._blocking_streams import DeltaStream, HealthWatch
 from tokenwire._client import AsyncClient
 from tokenwire._connection import ClientOptions, Metadata
 from tokenwire._contract import CONTRACT_REVISION, Reason
@@ -43,7 +44,7 @@ from tokenwire._errors import (
     UnimplementedError,
     UnreachableError,
 )
-from tokenwire._health import HealthStatus
+from tokenwire._health import AsyncHealthWatch, HealthStatus
 from tokenwire._input import GenerationOptions
 from tokenwire._logprobs import Logprobs, PromptLogprobs
 from tokenwire._multiplex.step import (
@@ -56,7 +57,8 @@ from tokenwire._multiplex.step import (
     MultiplexStep,
 )
 from tokenwire._multiplex.step_view import MultiplexSteps
-from tokenwire._multiplex.typed_view import Multiplex, MultiplexedStream
+from tokenwire._multiplex.stream import MultiplexedStream
+from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._results import Delta, GenerateResult, Timing, Usage
 from tokenwire._sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from tokenwire._sequence import (
@@ -78,6 +80,7 @@ __all__ = [
     "AlreadyExistsError",
     "AsyncClient",
     "AsyncDeltaStream",
+    "AsyncHealthWatch",
     "CallCancelledError",
     "Client",
     "ClientClosedError",
@@ -94,6 +97,7 @@ __all__ = [
     "GenerateResult",
     "GenerationOptions",
     "HealthStatus",
+    "HealthWatch",
     "InternalError",
     "InvalidArgumentError",
     "KvCache",

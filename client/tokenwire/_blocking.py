@@ -1,62 +1,23 @@
 """The blocking client: AsyncClient, run in a background thread."""
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 from tokenwire._abort import AbortResult
+from tokenwire._blocking_streams import DeltaStream, HealthWatch
 from tokenwire._channel import DEFAULT_TARGET
 from tokenwire._client import DEFAULT_WAIT_READY_TIMEOUT, AsyncClient
 from tokenwire._connection import ClientOptions, Metadata
 from tokenwire._engine_info import EngineInfo
 from tokenwire._engine_load import EngineLoad
-from tokenwire._errors import ClientClosedError
-from tokenwire._health import HealthStatus
+from tokenwire._health import AsyncHealthWatch, HealthStatus
 from tokenwire._input import GenerationOptions
 from tokenwire._loop_thread import LoopThread
-from tokenwire._results import Delta, GenerateResult
+from tokenwire._results import GenerateResult
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._stream import AsyncDeltaStream
-
-
-class DeltaStream(Iterator[Delta]):
-    """Iterates over the deltas of one request. Leaving it early aborts the request on the server.
-
-    The request is aborted when the stream's `with` block is left, by `close()`, and by Ctrl-C during a read. A bare
-    `for` that is left early aborts it only when the stream object is garbage-collected; see `AsyncDeltaStream`.
-    """
-
-    def __init__(self, thread: LoopThread, stream: AsyncDeltaStream) -> None:
-        self.request_id = stream.request_id
-        """The request's id, for `abort`."""
-        self._thread = thread
-        self._stream = stream
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Delta:
-        """Return the next delta. Raises the same errors as `AsyncDeltaStream`."""
-        delta = self._thread.run(_next(self._stream))
-        if delta is None:
-            raise StopIteration
-        return delta
-
-    def close(self) -> None:
-        """Abort the request unless it has finished. Safe to call again."""
-        # A closed client has already cancelled the call.
-        with contextlib.suppress(ClientClosedError):
-            self._thread.run(self._stream.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Client:
@@ -204,6 +165,29 @@ class Client:
         """
         return self._thread.run(self._client.health(service, timeout=timeout, metadata=metadata))
 
+    def watch_health(
+        self, service: str = "", *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> HealthWatch:
+        """Watch a service's health status: the present one, then each change; see `AsyncClient.watch_health`.
+
+        Args:
+            service: full name of the gRPC service. "": the server as a whole.
+            timeout: the call's gRPC deadline, in seconds, for the watch as a whole. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            The statuses. A read waits for the next change.
+
+        Raises:
+            ClientClosedError: the client is closed.
+
+        """
+
+        async def start() -> AsyncHealthWatch:
+            return self._client.watch_health(service, timeout=timeout, metadata=metadata)
+
+        return HealthWatch(self._thread, self._thread.run(start()))
+
     def wait_ready(
         self,
         *,
@@ -236,10 +220,6 @@ class Client:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-async def _next(stream: AsyncDeltaStream) -> Delta | None:
-    return await anext(stream, None)
 
 
 def _stop(thread: LoopThread, client: AsyncClient) -> None:

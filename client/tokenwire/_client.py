@@ -13,12 +13,13 @@ from tokenwire._channel import DEFAULT_TARGET
 from tokenwire._connection import ClientOptions, Connection, Metadata
 from tokenwire._engine_info import EngineInfo
 from tokenwire._engine_load import EngineLoad
-from tokenwire._health import HealthStatus
+from tokenwire._health import AsyncHealthWatch, HealthStatus
 from tokenwire._input import GenerationOptions, generation_input
 from tokenwire._multiplex.step_view import MultiplexSteps
 from tokenwire._multiplex.typed_view import DEFAULT_MAX_BUFFERED_TOKENS, Multiplex
 from tokenwire._results import GenerateResult
 from tokenwire._sampling_params import SamplingParams
+from tokenwire._status import malformed
 from tokenwire._stream import AsyncDeltaStream
 from tokenwire.v1 import engine_service_pb2 as pb
 
@@ -33,9 +34,11 @@ class AsyncClient:
             result = await client.generate([1, 2, 3], tokenwire.SamplingParams(max_tokens=16))
             print(result.token_ids)
 
-    `target` is host:port, a gRPC name such as dns:///host:port, or unix:/path for a Unix domain socket. The keyword
-    arguments are those of `ClientOptions`. The client connects with its first call, in that call's event loop, and
-    works only there. It cannot be used in a forked child process, and neither can gRPC: start processes with spawn, or
+    `target` is host:port or grpc://host:port, a gRPC name such as dns:///host:port, or unix:/path for a Unix domain
+    socket; a host without a port has port 50051. Another form raises ValueError. The keyword arguments are those of
+    `ClientOptions`. The client connects with its first call, in that call's event loop, and works only there:
+    `asyncio.run` makes a new one each time. HTTP proxies of the environment are not used unless `enable_http_proxy` is
+    set. The client cannot be used in a forked child process, and neither can gRPC: start processes with spawn, or
     fork before creating the first client. Without `async with`, call `close()` when done.
 
     Every call takes `timeout`, its gRPC deadline in seconds: when it passes, the server aborts the request and the call
@@ -45,7 +48,8 @@ class AsyncClient:
     StatusError for a status other than OK; `tokenwire._errors` shows the class tree. Cancelling the task that awaits a
     call cancels the call, and the server aborts the request.
 
-    Nothing is retried. An error's `is_retry_safe` reports whether the same request may be sent again.
+    Nothing is retried. An error's `retry_here` and `retry_elsewhere` report whether the same request may be sent again,
+    to this server or to another one.
     """
 
     def __init__(self, target: str = DEFAULT_TARGET, **options: Unpack[ClientOptions]) -> None:
@@ -88,7 +92,10 @@ class AsyncClient:
         """
         request = pb.GenerateRequest(input=generation_input(prompt_token_ids, sampling_params, **options))
         response = await self._connection.unary(self._connection.stub.Generate, request, timeout, metadata)
-        return GenerateResult.from_proto(response)
+        try:
+            return GenerateResult.from_proto(response)
+        except ValueError as error:
+            raise malformed(error) from None
 
     def stream(
         self,
@@ -201,9 +208,8 @@ class AsyncClient:
             TokenwireError: the call failed in another way; see the class.
 
         """
-        _wire.not_text("request_ids", request_ids)
         values = {
-            "request_ids": request_ids,
+            "request_ids": _wire.sequence("request_ids", request_ids),
             "remember_unknown_for": _wire.duration("remember_unknown_for", remember_unknown_for),
         }
         request = _wire.build(pb.AbortRequest, "", values)
@@ -239,6 +245,25 @@ class AsyncClient:
 
         """
         return await _health.health(self._connection, service, timeout, metadata)
+
+    def watch_health(
+        self, service: str = "", *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> AsyncHealthWatch:
+        """Watch a service's health status: the present one comes first, then each change; see `AsyncHealthWatch`.
+
+        Args:
+            service: full name of the gRPC service. "": the server as a whole.
+            timeout: the call's gRPC deadline, in seconds, for the watch as a whole. None: no deadline.
+            metadata: metadata of this call, sent after the client's own. None: nothing is added.
+
+        Returns:
+            The statuses. A read raises the error that ends the watch, UnreachableError if the connection breaks.
+
+        Raises:
+            ClientClosedError: the client is closed.
+
+        """
+        return AsyncHealthWatch(self._connection, service, timeout, metadata)
 
     async def wait_ready(
         self,

@@ -14,6 +14,7 @@ import grpc.aio
 from tokenwire import _channel
 from tokenwire._errors import ClientClosedError, FieldViolation, TokenwireError
 from tokenwire._status import error_from_call
+from tokenwire._target import grpc_target
 from tokenwire._wire import invalid
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
 
@@ -44,9 +45,12 @@ class ChannelSettings(TypedDict, total=False):
     keepalive_timeout: float
     """Seconds to wait for the answer to a ping before the connection is closed as broken. Default: 20."""
     max_receive_message_bytes: int
-    """Maximum size of a received message, in bytes; a larger one raises ResourceExhaustedError. Default: 256 MiB."""
+    """Maximum size of a received message, in bytes; a larger one raises MessageTooLargeError. Default: 256 MiB."""
     max_send_message_bytes: int
-    """Maximum size of a sent message, in bytes; a larger one raises ResourceExhaustedError. Default: 64 MiB."""
+    """Maximum size of a sent message, in bytes; a larger one raises MessageTooLargeError. Default: 64 MiB."""
+    enable_http_proxy: bool
+    """Whether to connect through the HTTP proxy that the environment names in grpc_proxy, https_proxy or http_proxy,
+    unless no_grpc_proxy or no_proxy lists the host. Default: False, unlike gRPC's own default."""
 
 
 class ClientOptions(ChannelSettings, total=False):
@@ -98,7 +102,7 @@ class Connection:
         """Make a connection, which the first call opens.
 
         Args:
-            target: the server's address: host:port, a gRPC name, or unix:/path.
+            target: the server's address, as in `AsyncClient`.
             credentials: see `ClientOptions`.
             token: see `ClientOptions`.
             metadata: see `ClientOptions`.
@@ -106,28 +110,34 @@ class Connection:
             **settings: fields of `ChannelSettings`.
 
         Raises:
-            ValueError: the target is empty or a URL.
+            ValueError: the target is not an address that gRPC can connect to.
             InvalidArgumentError: the metadata cannot be sent.
 
         """
-        self.target = _channel.check_target(target)
+        self.target = target
+        self._grpc_target = grpc_target(target)
         self.closed = False
         self._credentials = credentials
         authorization = () if token is None else (("authorization", f"Bearer {token}"),)
         self._metadata = _pairs(metadata) + _pairs(authorization)
-        # gRPC uses the last value of a name.
-        self._options = [*_channel.channel_options(**settings), *channel_options]
+        # gRPC uses the first value of a name (grpcio 1.85).
+        self._options = list(dict([*_channel.channel_options(**settings), *channel_options]).items())
         self._channel: grpc.aio.Channel | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stub: EngineServiceStub | None = None
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel, opened if it is not yet. Raises ClientClosedError."""
+        """The channel, opened if it is not yet. Raises ClientClosedError, also in another event loop than its own."""
         if self.closed:
             raise self._closed_error()
+        loop = asyncio.get_running_loop()
         if self._channel is None:
-            self._channel = _channel.open_channel(self.target, self._credentials, self._options)
+            self._loop = loop
+            self._channel = _channel.open_channel(self._grpc_target, self._credentials, self._options)
+        elif self._loop is not loop:
+            raise self._loop_error()
         return self._channel
 
     @property
@@ -138,7 +148,7 @@ class Connection:
     @property
     def stub(self) -> EngineServiceStub:
         """The stub of EngineService on the channel. Raises ClientClosedError."""
-        if self._stub is None or self.closed:
+        if self._stub is None or self.closed or self._loop is not asyncio.get_running_loop():
             self._stub = EngineServiceStub(self.channel)
         return self._stub
 
@@ -217,7 +227,16 @@ class Connection:
             raise self._closed_error() from None
 
     async def close(self) -> None:
-        """Cancel the calls in flight and close the channel. Safe to call again."""
+        """Cancel the calls in flight and close the channel. Safe to call again.
+
+        Raises ClientClosedError in another event loop than the channel's, which is still open.
+        """
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            if not self._loop.is_closed():
+                raise self._loop_error()
+            # Its calls have ended with it.
+            self._calls.clear()
+            self._channel = self._stub = None
         self.closed = True
         # Closing a channel of grpc.aio (1.74) misses calls that are wrapped.
         for call in list(self._calls):
@@ -228,6 +247,14 @@ class Connection:
 
     def _closed_error(self) -> ClientClosedError:
         return ClientClosedError(f"the client of {self.target} is closed")
+
+    def _loop_error(self) -> ClientClosedError:
+        has_ended = self._loop is not None and self._loop.is_closed()
+        return ClientClosedError(
+            f"the client of {self.target} belongs to another event loop{', which has ended' if has_ended else ''}: "
+            "create an AsyncClient in each event loop, inside the coroutine that asyncio.run runs, or use "
+            "tokenwire.Client, which works in any thread"
+        )
 
 
 def task_is_cancelled() -> bool:

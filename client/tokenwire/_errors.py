@@ -66,23 +66,34 @@ class TokenwireError(Exception):
     """Base class of the client's exceptions."""
 
     @property
-    def is_retry_safe(self) -> bool:
-        """Whether the same request may be sent again, with a chance to succeed.
+    def retry_here(self) -> bool:
+        """Whether the same request may succeed on the same server later: after `StatusError.retry_delay` if it is set.
 
-        Wait for `StatusError.retry_delay` if it is set; otherwise prefer another server. A stream that broke starts
-        over: the tokens received so far are not continued.
+        A stream that broke starts over: the tokens received so far are not continued.
         """
         return False
 
+    @property
+    def retry_elsewhere(self) -> bool:
+        """Whether the same request may succeed on another server, at once."""
+        return False
+
+    @property
+    def is_retry_safe(self) -> bool:
+        """Whether `retry_here` or `retry_elsewhere` is true."""
+        return self.retry_here or self.retry_elsewhere
+
 
 class ClientClosedError(TokenwireError):
-    """The client was closed before or during the call."""
+    """The client was closed before or during the call, or was used in another event loop than its own."""
 
 
 class UnreachableError(TokenwireError):
     """The server could not be reached: nothing listens, the connection timed out or broke, or a proxy has no backend.
 
-    When a connection breaks, the server aborts the requests of its calls.
+    A server aborts the requests of a connection when it notices that the connection is broken. If a host or a network
+    has failed silently, its keepalive pings have to time out first: until then the request may run on, and its id is in
+    use on that server.
     """
 
     def __init__(self, message: str, *, target: str = "") -> None:
@@ -91,8 +102,13 @@ class UnreachableError(TokenwireError):
         """The server's address, as passed to the client."""
 
     @property
-    def is_retry_safe(self) -> bool:
-        """True: if the request had reached the server, it is aborted there."""
+    def retry_here(self) -> bool:
+        """True: the server may be reachable again. Use a new request id, since the old one may still be in use."""
+        return True
+
+    @property
+    def retry_elsewhere(self) -> bool:
+        """True. If the request had reached this server, it is aborted there as soon as the server notices."""
         return True
 
 
@@ -139,7 +155,7 @@ class StatusError(TokenwireError):
         return f"{self.code.name}{reason}: {self.message}"
 
     @property
-    def is_retry_safe(self) -> bool:
+    def retry_here(self) -> bool:
         """Whether the server advises a retry: `retry_delay` is set."""
         return self.retry_delay is not None
 
@@ -193,7 +209,11 @@ class ResourceExhaustedError(StatusError):
 
 
 class MessageTooLargeError(ResourceExhaustedError):
-    """The response would exceed the server's maximum message size. Nothing was generated."""
+    """A message is larger than its receiver accepts, or than its sender may send.
+
+    The request exceeds `max_send_message_bytes` or the server's limit, or the response exceeds the server's limit or
+    `max_receive_message_bytes`. With the reason MESSAGE_TOO_LARGE, nothing was generated.
+    """
 
 
 class SlowReaderError(ResourceExhaustedError):
@@ -212,8 +232,8 @@ class UnavailableError(StatusError):
     default_code = StatusCode.UNAVAILABLE
 
     @property
-    def is_retry_safe(self) -> bool:
-        """True: the request is not running. Retry after `retry_delay` if it is set, otherwise on another server."""
+    def retry_elsewhere(self) -> bool:
+        """True: the request is not running here."""
         return True
 
 
@@ -222,7 +242,12 @@ class OverloadedError(UnavailableError):
 
 
 class EngineDeadError(UnavailableError):
-    """The engine has died, and this server does not recover."""
+    """The engine has died, and this server does not recover. Retry on another server."""
+
+    @property
+    def retry_here(self) -> bool:
+        """False, also if a `retry_delay` is set."""
+        return False
 
 
 class CallCancelledError(StatusError):

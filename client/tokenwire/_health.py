@@ -9,13 +9,11 @@ the response. On the wire they equal protobuf's wrappers.
 # ruff: noqa: ASYNC109
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
 from enum import StrEnum
 
-import grpc.aio
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
+from tokenwire._call_stream import CallStream
 from tokenwire._connection import Connection, Metadata
 from tokenwire._contract import Reason
 from tokenwire._errors import DeadlineExceededError, NotFoundError, UnavailableError, UnreachableError
@@ -41,6 +39,38 @@ class HealthStatus(StrEnum):
 
 
 _STATUSES = {1: HealthStatus.SERVING, 2: HealthStatus.NOT_SERVING, 3: HealthStatus.SERVICE_UNKNOWN}
+
+
+class AsyncHealthWatch(CallStream[HealthStatus]):
+    """Iterates over a service's health status: the present one, then each change.
+
+        async with client.watch_health() as statuses:
+            async for status in statuses:
+                router.set_available(status is tokenwire.HealthStatus.SERVING)
+
+    It ends with the connection, by an error, and when the server has shut down: to watch a server that restarts, call
+    `watch_health` again. Leaving its `async with` block or `aclose()` ends the call. Only one task may read at a time.
+    """
+
+    def __init__(self, connection: Connection, service: str, timeout: float | None, metadata: Metadata | None) -> None:
+        """Start to watch.
+
+        Args:
+            connection: the connection to the server.
+            service: full name of the gRPC service. "": the server as a whole.
+            timeout: the call's gRPC deadline, in seconds. None: no deadline.
+            metadata: metadata of the call, sent after the client's own. None: nothing is added.
+
+        Raises:
+            ClientClosedError: the client is closed.
+            InvalidArgumentError: the metadata cannot be sent.
+
+        """
+        method = connection.channel.unary_stream(_WATCH, StringValue.SerializeToString, Int32Value.FromString)
+        super().__init__(connection, connection.start(method, StringValue(value=service), timeout, metadata))
+
+    def _convert(self, message: Int32Value) -> HealthStatus:
+        return _status(message)
 
 
 async def health(
@@ -88,7 +118,7 @@ async def wait_ready(connection: Connection, service: str, timeout: float | None
         async with asyncio.timeout(timeout):
             while True:
                 try:
-                    async with contextlib.aclosing(_watch(connection, service, metadata)) as statuses:
+                    async with AsyncHealthWatch(connection, service, None, metadata) as statuses:
                         async for status in statuses:
                             if status is HealthStatus.SERVING:
                                 return
@@ -99,21 +129,6 @@ async def wait_ready(connection: Connection, service: str, timeout: float | None
     except TimeoutError:
         message = f"{connection.target} is not ready after {timeout:g} s: {last}"
         raise DeadlineExceededError(message, reason=Reason.DEADLINE_EXCEEDED) from unreachable
-
-
-async def _watch(connection: Connection, service: str, metadata: Metadata | None) -> AsyncGenerator[HealthStatus]:
-    method = connection.channel.unary_stream(_WATCH, StringValue.SerializeToString, Int32Value.FromString)
-    call = connection.start(method, StringValue(value=service), None, metadata)
-    try:
-        async for response in call:
-            yield _status(response)
-    except grpc.aio.AioRpcError as error:
-        raise connection.error(error) from None
-    except asyncio.CancelledError:
-        connection.raise_if_closed()
-        raise
-    finally:
-        call.cancel()
 
 
 def _status(response: Int32Value) -> HealthStatus:

@@ -17,21 +17,24 @@ class GenerationOptions(TypedDict, total=False):
     """The request's id, for `abort` and the engine's logs: 1 to 256 visible ASCII characters, unique
     among the live requests. None: a random id."""
     model: str | None
-    """Name of the base model, one of its served names, or a LoRA adapter. None: the base model."""
+    """Name of the base model, one of its served names, or a LoRA adapter, in 1 to 1,024 characters. None: the base
+    model."""
     priority: int | None
-    """Priority under the engine's priority scheduling; a lower value is scheduled first. None: 0."""
+    """Scheduling priority; a lower value is scheduled first. A value other than 0 requires a server with
+    --scheduling-policy priority. None: 0."""
     cache_salt: str | None
     """Salt for the keys of the prefix cache, 1 to 128 characters without "@", "/", backslash and NUL: only requests with
     the same salt share prefixes. None: no salt."""
     data_parallel_rank: int | None
     """Data-parallel rank to run the request on. None: the engine balances the load."""
     session_id: str | None
-    """Id of the request's session, for engines that route by it. None: no session."""
+    """Id of the request's session, for engines that route by it, at most 1,024 characters. None: no session."""
     max_time: float | None
     """Maximum number of seconds from arrival, above 0. Then the request ends with TIME_LIMIT and the tokens generated
     so far, where `timeout` raises DeadlineExceededError. None: no limit."""
     trace_headers: Mapping[str, str] | None
-    """W3C trace context and other trace headers for the engine, name to value. None: those in the call's metadata."""
+    """W3C trace context and other trace headers for the engine, name to value: at most 64, and 8,192 bytes in all. None:
+    those in the call's metadata."""
     kv_transfer_params_json: str | None
     """Parameters for the engine's KV connector: a JSON object, passed through unchanged. None: no parameters."""
     ec_transfer_params_json: str | None
@@ -77,11 +80,12 @@ def generation_input(
     elif not request_id:
         # An empty id on the wire asks for a server-generated id, which the caller could not abort by.
         raise _wire.invalid(FieldViolation("input.request_id", "must be 1 to 256 visible ASCII characters, not empty"))
-    _wire.not_text("input.prompt_token_ids", prompt_token_ids)
+    if sampling_params is not None:
+        _wire.check_type("input.sampling_params", sampling_params, SamplingParams)
     values = {
         **options,
         "request_id": request_id,
-        "prompt_token_ids": prompt_token_ids,
+        "prompt_token_ids": _wire.sequence("input.prompt_token_ids", prompt_token_ids),
         "sampling_params": None if sampling_params is None else sampling_params.to_proto(),
         "max_time": _wire.duration("input.max_time", options.get("max_time")),
     }

@@ -27,11 +27,11 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     """A structural tag, as JSON text."""
 
     disable_any_whitespace: bool | None = None
-    """Whether the JSON must not contain optional whitespace. Must equal the engine's configuration. None: as the engine
-    is configured."""
+    """Whether the JSON must not contain optional whitespace. Must equal the setting in the engine's
+    --structured-outputs-config. None: the engine's setting."""
     disable_additional_properties: bool | None = None
-    """Whether JSON objects must have no properties other than the schema's. Must equal the engine's configuration.
-    None: as the engine is configured."""
+    """Whether JSON objects must have no properties other than the schema's. Must equal the setting in the engine's
+    --structured-outputs-config. None: the engine's setting."""
     whitespace_pattern: str | None = None
     """Regular expression for the whitespace allowed in JSON. The server refuses it, since no grammar backend of vLLM
     0.32 honours it. None: the backend's default."""
@@ -49,8 +49,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.json, Mapping):
             values["json"] = _json_text(f"{path}.json", self.json)
         if self.choice is not None:
-            _wire.not_text(f"{path}.choice", self.choice)
-            values["choice"] = _wire.build(pb.Choice, f"{path}.choice", {"choices": self.choice})
+            choices = _wire.sequence(f"{path}.choice", self.choice)
+            values["choice"] = _wire.build(pb.Choice, f"{path}.choice", {"choices": choices})
         return _wire.build(pb.StructuredOutputsParams, path, values)
 
 
@@ -78,9 +78,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     n: int | None = None
-    """Number of sequences to generate, at least 1. Greedy sampling allows only 1. None: 1."""
+    """Number of sequences to generate, at least 1 and at most the engine's max_num_seqs. Must be 1 with greedy sampling
+    (temperature 0). The request counts as n requests for admission. None: 1."""
     temperature: float | None = None
-    """Sampling temperature, 0 to 2. 0 means greedy sampling. None: generation_config, else 1.0."""
+    """Sampling temperature, 0 to 2. 0 means greedy sampling; vLLM raises values above 0 and below 0.01 to 0.01. None:
+    generation_config, else 1.0."""
     top_p: float | None = None
     """Cumulative probability of the tokens to sample from, above 0 and at most 1. None: generation_config, else 1.0."""
     top_k: int | None = None
@@ -97,18 +99,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Penalty factor for tokens that are in the prompt or the output, above 0. None: generation_config, else 1.0
     (disabled)."""
     seed: int | None = None
-    """Seed of the request's random number generator. With n above 1, sequence i uses seed + i. None or -1: no seed."""
+    """Seed of the request's random number generator. With n above 1, sequence i uses seed + i, which may
+    not be -1 or above 2^63 - 1 for any sequence. None or -1: no seed."""
     max_tokens: int | None = None
     """Maximum number of tokens to generate per sequence, at least 1. None: the limit of generation_config or the
     server, else what the model's context allows."""
     min_tokens: int | None = None
-    """Number of tokens to generate per sequence before EOS or a stop token may end it, at most max_tokens. None: 0."""
+    """Number of tokens to generate per sequence before EOS or a stop token may end it, at most max_tokens. Until then
+    EOS and stop tokens are not sampled, even with ignore_eos, and may not be more than 128. None: 0."""
     stop_token_ids: Sequence[int] | None = None
-    """Token ids that end a sequence; the stop token is its last token. None or empty: only the model's EOS ids."""
+    """Token ids that end a sequence, at most 1,024; the stop token is its last token. None or empty: only the model's EOS
+    ids."""
     ignore_eos: bool | None = None
     """Whether to continue generating after EOS. None: False."""
     logit_bias: Mapping[int, float] | None = None
-    """Bias added to the logits, by token id; the engine clamps it to -100 to 100. None or empty: no bias."""
+    """Bias added to the logits, by token id, at most 1,024 ids; the engine clamps it to -100 to 100. None or empty: no
+    bias."""
     logprobs: int | None = None
     """Number of most likely tokens to return log probabilities for at each output position, in addition to the sampled
     token. 0: only the sampled token. -1: the whole vocabulary. None: no log probabilities."""
@@ -124,12 +130,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprob_start: int | None = None
     """Index of the first causal prompt row to score with prompt_logprob_token_ids. None: 0."""
     allowed_token_ids: Sequence[int] | None = None
-    """Token ids that may be generated, at least one. None: all."""
+    """Token ids that may be generated, 1 to 1,024. None: all."""
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     """Sequences of token ids that must not be generated, at most 128 sequences and 1,024 ids in total. The counterpart
     of vLLM's `bad_words`, which are strings. None or empty: no such sequences."""
     structured_outputs: StructuredOutputsParams | None = None
-    """A constraint on the output. None: no constraint."""
+    """A constraint on the output. The server must run with --keep-tokenizer. None: no constraint."""
     stream_interval: int | None = None
     """Number of tokens per delta, at least 1; the first and the last token are sent immediately. None: the engine's
     --stream-interval, which is also the minimum."""
@@ -143,7 +149,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     watermarking: bool | None = None
     """Whether to apply the engine's watermark. None: True if the engine has one."""
     extra_args_json: str | None = None
-    """Arguments for custom sampling code and plug-ins: a JSON object, passed through unchanged. None: no arguments."""
+    """Arguments for custom sampling code and plug-ins: a JSON object, passed through unchanged. As in every JSON field,
+    duplicate keys, numbers beyond 64 bits, NaN and nesting deeper than 64 levels are errors. None: no arguments."""
     routed_experts_prompt_start: int | None = None
     """Number of leading prompt tokens to omit from the returned expert routing. None: 0."""
     trace_decode_token_ids: Sequence[int] | None = None
@@ -165,7 +172,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """
         values = msgspec.structs.asdict(self)
         if self.stop_token_ids is not None:
-            _wire.not_text(f"{path}.stop_token_ids", self.stop_token_ids)
+            values["stop_token_ids"] = _wire.sequence(f"{path}.stop_token_ids", self.stop_token_ids)
         for name in ("logprob_token_ids", "allowed_token_ids", "trace_decode_token_ids"):
             if values[name] is not None:
                 values[name] = _token_ids(f"{path}.{name}", values[name])
@@ -175,19 +182,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.bad_words_token_ids is not None:
             values["bad_words_token_ids"] = _rows(f"{path}.bad_words_token_ids", self.bad_words_token_ids)
         if self.structured_outputs is not None:
+            _wire.check_type(f"{path}.structured_outputs", self.structured_outputs, StructuredOutputsParams)
             values["structured_outputs"] = self.structured_outputs.to_proto(f"{path}.structured_outputs")
         if self.repetition_detection is not None:
+            _wire.check_type(f"{path}.repetition_detection", self.repetition_detection, RepetitionDetectionParams)
             values["repetition_detection"] = self.repetition_detection.to_proto(f"{path}.repetition_detection")
         return _wire.build(pb.SamplingParams, path, values)
 
 
 def _token_ids(path: str, ids: Sequence[int]) -> pb.TokenIds:
-    _wire.not_text(path, ids)
-    return _wire.build(pb.TokenIds, path, {"token_ids": ids})
+    return _wire.build(pb.TokenIds, path, {"token_ids": _wire.sequence(path, ids)})
 
 
 def _rows(path: str, rows: Sequence[Sequence[int]]) -> list[pb.TokenIds]:
-    return [_token_ids(f"{path}[{index}]", row) for index, row in enumerate(rows)]
+    found = []
+    for index, row in enumerate(_wire.elements(path, rows, "sequences of token ids")):
+        place = f"{path}[{index}]"
+        found.append(_token_ids(place, _wire.elements(place, row, "token ids")))
+    return found
 
 
 def _json_text(path: str, schema: Mapping[str, Any]) -> str:

@@ -53,7 +53,9 @@ class SamplingMask(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def from_proto(cls, message: pb.SamplingMask) -> "SamplingMask":
-        """Convert from the protobuf message."""
+        """Convert from the protobuf message. Raises ValueError if its columns do not match."""
+        if len(message.token_ids) != 4 * sum(message.counts):
+            raise ValueError("a sampling mask has other token ids than its counts")
         ids = struct.unpack(f"<{len(message.token_ids) // 4}I", message.token_ids)
         return cls(list(message.counts), list(ids))
 

@@ -38,6 +38,9 @@ from tokenwire.v1.error_pb2 import ErrorStatus
 # Parsed here and not by grpcio-status, whose releases require the protobuf version that they were generated with.
 _DETAILS_KEY = "grpc-status-details-bin"
 
+# In the message of gRPC itself, C core's and Go's, which has no code of its own for it.
+_TOO_LARGE = "message larger than max"
+
 CLASS_OF_CODE: dict[StatusCode, type[StatusError]] = {
     StatusCode.OK: StatusError,  # never an error
     StatusCode.CANCELLED: CallCancelledError,
@@ -114,9 +117,16 @@ def error_from_call(error: grpc.aio.AioRpcError, target: str) -> TokenwireError:
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             retry_delay = seconds(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
     # A tokenwire server always sends a reason, so this status is from gRPC itself or from a proxy without a backend.
+    if code is StatusCode.RESOURCE_EXHAUSTED and not reason and _TOO_LARGE in message:
+        return MessageTooLargeError(message, code=code)
     if code is StatusCode.UNAVAILABLE and not reason:
         return UnreachableError(f"cannot reach {target}: {message}", target=target)
     return status_error(code, message, reason=reason, field_violations=violations, retry_delay=retry_delay)
+
+
+def malformed(error: ValueError) -> InternalError:
+    """Make the error for a message whose columns do not match. Raise it `from None`."""
+    return InternalError(f"the server sent a message that breaks the contract: {error}")
 
 
 def error_from_status(status: ErrorStatus) -> StatusError:

@@ -1,7 +1,7 @@
 """Converts between Python values and protobuf messages. A value that cannot be encoded is refused with its field."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from tokenwire._contract import Reason
 from tokenwire._errors import FieldViolation, InvalidArgumentError
 
 _Message = TypeVar("_Message", bound=Message)
+_Sequence = TypeVar("_Sequence")
 
 # What protobuf raises for a value that it cannot encode. UnicodeEncodeError is a ValueError.
 _REFUSALS = (TypeError, ValueError, OverflowError)
@@ -54,7 +55,8 @@ def build(message_type: type[_Message], path: str, values: Mapping[str, Any]) ->
         # protobuf checks the values in C. Which one is wrong is only looked for after a failure.
         return message_type(**present)
     except _REFUSALS:
-        raise invalid(*_violations(message_type, path, present)) from None
+        violations = _violations(message_type, path, present)
+        raise invalid(*(violations or [FieldViolation(path, "cannot be encoded")])) from None
 
 
 def invalid(*violations: FieldViolation) -> InvalidArgumentError:
@@ -63,10 +65,43 @@ def invalid(*violations: FieldViolation) -> InvalidArgumentError:
     return InvalidArgumentError(message, reason=Reason.INVALID_FIELD, field_violations=violations)
 
 
-def not_text(path: str, value: object) -> None:
-    """Refuse text and bytes as a sequence of ids: they are sequences, but never the intended ones."""
+def sequence(path: str, value: _Sequence) -> _Sequence | list[Any]:
+    """Return a sequence of ids. Refuses text and bytes: they are sequences, but never the intended ones.
+
+    An iterator becomes a list: it can be read only once, and is read again to find the element that is wrong.
+    """
+    if type(value) is list:
+        return value
     if isinstance(value, str | bytes):
         raise invalid(FieldViolation(path, f"must be a sequence, not {_repr.repr(value)}"))
+    return list(value) if isinstance(value, Iterator) else value
+
+
+def check_type(path: str, value: object, expected: type) -> None:
+    """Refuse a value of another type, a dict in place of SamplingParams for example."""
+    if not isinstance(value, expected):
+        raise invalid(FieldViolation(path, f"must be {expected.__name__}, not {_repr.repr(value)}"))
+
+
+def elements(path: str, value: Iterable[Any], expected: str) -> list[Any]:
+    """Return the elements of a sequence.
+
+    Args:
+        path: the sequence's field path in the request, for the error.
+        value: the sequence.
+        expected: what the elements should be, for the error.
+
+    Returns:
+        The elements.
+
+    Raises:
+        InvalidArgumentError: the value is text, or cannot be iterated.
+
+    """
+    try:
+        return list(sequence(path, value))
+    except TypeError:
+        raise invalid(FieldViolation(path, f"must be a sequence of {expected}, not {_repr.repr(value)}")) from None
 
 
 def duration(path: str, value: float | None) -> Duration | None:

@@ -76,6 +76,8 @@ def test_every_call(serve_threads: Serve) -> None:
         assert client.abort(["x"], timeout=LIMIT) == [AbortResult("x", AbortOutcome.NOT_FOUND)]
         assert client.engine_info(timeout=LIMIT).model == "m"
         assert client.health(timeout=LIMIT) is HealthStatus.SERVING
+        with client.watch_health(timeout=LIMIT) as statuses:
+            assert list(statuses) == [HealthStatus.SERVING]
         assert client.target == target
 
 

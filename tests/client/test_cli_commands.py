@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -181,6 +182,19 @@ def test_wrong_arguments(target: str, arguments: list[str], given: str | None, m
     done = invoke(*arguments, target=target, given=given)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_a_proxy_of_the_environment_is_used_only_if_asked_for(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS D2."""
+    for name in ("grpc_proxy", "https_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{bound.getsockname()[1]}")
+        assert invoke("info", target=target).exit_code == 0
+        done = invoke("info", "--http-proxy", target=target)
+    assert done.exit_code != 0
+    assert f"cannot reach {target}" in done.stderr
 
 
 def test_a_refusal_is_one_line(target: str) -> None:

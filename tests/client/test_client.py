@@ -229,8 +229,9 @@ async def test_timeout_that_is_over(serve: Serve, seconds: float) -> None:
 
 @pytest.mark.parametrize("option", ["max_receive_message_bytes", "max_send_message_bytes"])
 async def test_message_over_the_limit(serve: Serve, option: str) -> None:
+    """FAULTS D12."""
     async with AsyncClient(await serve(Generate=echo), **{option: 1000}) as client:  # type: ignore[arg-type]
-        with pytest.raises(tokenwire.ResourceExhaustedError, match="larger than max"):
+        with pytest.raises(tokenwire.MessageTooLargeError, match="larger than max"):
             await client.generate(range(2000), timeout=LIMIT)
         # The connection stays open.
         assert (await client.generate([3], timeout=LIMIT)).token_ids == [3]
@@ -243,9 +244,47 @@ async def test_answers_beyond_grpcs_own_default_of_4_mib_fit(serve: Serve) -> No
     assert len(result.token_ids) == 1_000_000
 
 
-def test_url_is_not_a_target() -> None:
-    with pytest.raises(ValueError, match="http://localhost:50051"):
-        AsyncClient("http://localhost:50051")
+async def test_channel_options_override_the_client_s_own(serve: Serve) -> None:
+    options = [("grpc.max_receive_message_length", 1000)]
+    async with AsyncClient(await serve(Generate=echo), channel_options=options) as client:
+        with pytest.raises(tokenwire.MessageTooLargeError, match="larger than max"):
+            await client.generate(range(2000), timeout=LIMIT)
+
+
+async def test_message_over_the_limit_of_the_server(serve: Serve) -> None:
+    """FAULTS D12."""
+    async with AsyncClient(await serve(Generate=echo), max_send_message_bytes=-1) as client:
+        with pytest.raises(tokenwire.MessageTooLargeError, match="larger than max"):
+            await client.generate([2**32 - 1] * 14_000_000, timeout=LIMIT)
+
+
+async def read(client: AsyncClient, params: Any) -> None:
+    await anext(client.stream([1], params))
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 5}, "greedy", 5])
+async def test_sampling_params_of_another_type(params: Any) -> None:
+    """FAULTS D5."""
+    async with AsyncClient("127.0.0.1:1") as client:
+        for call in (client.generate([1], params), read(client, params)):
+            with pytest.raises(tokenwire.InvalidArgumentError, match="must be SamplingParams") as caught:
+                await call
+            assert [violation.field for violation in caught.value.field_violations] == ["input.sampling_params"]
+
+
+async def test_an_iterator_is_a_sequence_of_ids(serve: Serve) -> None:
+    """FAULTS D5."""
+    async with AsyncClient(await serve(Generate=echo)) as client:
+        ids: Any = iter([3, 4])
+        assert (await client.generate(ids, timeout=LIMIT)).token_ids == [3, 4]
+        ids = iter([3, -4])
+        with pytest.raises(tokenwire.InvalidArgumentError) as caught:
+            await client.generate(ids, timeout=LIMIT)
+        assert [violation.field for violation in caught.value.field_violations] == ["input.prompt_token_ids[1]"]
+        ids = iter(["a", 5])
+        with pytest.raises(tokenwire.InvalidArgumentError) as caught:
+            await client.abort(ids, timeout=LIMIT)
+        assert [violation.field for violation in caught.value.field_violations] == ["request_ids[1]"]
 
 
 async def test_server_without_the_method(serve: Serve) -> None:

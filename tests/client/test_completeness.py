@@ -124,5 +124,6 @@ def test_client_options_are_those_that_the_connection_takes() -> None:
         "keepalive_timeout",
         "max_receive_message_bytes",
         "max_send_message_bytes",
+        "enable_http_proxy",
     }
     assert set(tokenwire.ClientOptions.__annotations__) == taken | settings

@@ -119,6 +119,30 @@ async def test_every_reason_raises_its_class(serve: Serve, reason: Reason) -> No
     assert (error.code.name, error.reason) == (code, reason)
 
 
+# Where a request may be sent again. Everything else: nowhere.
+RETRIES = {
+    "overloaded": (tokenwire.OverloadedError("no", retry_delay=1.0), (True, True)),
+    "loading": (tokenwire.UnavailableError("no", retry_delay=1.0), (True, True)),
+    "draining": (tokenwire.UnavailableError("no"), (False, True)),
+    "dead": (tokenwire.EngineDeadError("no"), (False, True)),
+    "dead_with_a_delay": (tokenwire.EngineDeadError("no", retry_delay=1.0), (False, True)),
+    "unreachable": (tokenwire.UnreachableError("no"), (True, True)),
+    "advised": (tokenwire.StatusError("no", retry_delay=1.0), (True, False)),
+    "invalid": (tokenwire.InvalidArgumentError("no"), (False, False)),
+    "failed": (tokenwire.RequestFailedError("no"), (False, False)),
+    "deadline": (tokenwire.DeadlineExceededError("no"), (False, False)),
+    "closed": (tokenwire.ClientClosedError("no"), (False, False)),
+}
+
+
+@pytest.mark.parametrize("case", RETRIES)
+def test_where_to_retry(case: str) -> None:
+    """FAULTS D10."""
+    error, expected = RETRIES[case]
+    assert (error.retry_here, error.retry_elsewhere) == expected
+    assert error.is_retry_safe == any(expected)
+
+
 def test_every_reason_is_described_with_its_status() -> None:
     """Programs branch on the reason; its description names the status that comes with it."""
     tree = ast.parse(inspect.getsource(sys.modules[Reason.__module__]))

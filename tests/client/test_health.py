@@ -146,3 +146,50 @@ async def test_cancelled_wait_is_cancelled(serve: Serve) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await ended.wait()
+
+
+async def test_watch_health(serve: Serve) -> None:
+    """FAULTS F8."""
+    change, ended = asyncio.Event(), asyncio.Event()
+
+    async def watch(request: StringValue, _context: Context) -> AsyncIterator[Int32Value]:
+        assert request.value == "a.Service"
+        try:
+            yield SERVING
+            await change.wait()
+            yield NOT_SERVING
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with AsyncClient(await serve(Watch=watch)) as client, asyncio.timeout(LIMIT):
+        async with client.watch_health("a.Service") as statuses:
+            assert await anext(statuses) is HealthStatus.SERVING
+            change.set()
+            assert await anext(statuses) is HealthStatus.NOT_SERVING
+            assert not ended.is_set()
+        await ended.wait()
+        assert await anext(statuses, None) is None
+
+
+async def test_a_watch_ends_with_the_connection() -> None:
+    """FAULTS F8."""
+
+    async def watch(_request: StringValue, _context: Context) -> AsyncIterator[bytes]:
+        yield SERVING.SerializeToString()
+        await asyncio.Event().wait()
+
+    server = grpc.aio.server()
+    handlers: Any = {"Watch": grpc.unary_stream_rpc_method_handler(watch)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with AsyncClient(f"127.0.0.1:{port}") as client, asyncio.timeout(LIMIT):
+        statuses = client.watch_health()
+        assert await anext(statuses) is HealthStatus.SERVING
+        reading = asyncio.create_task(anext(statuses))
+        await server.stop(None)
+        with pytest.raises(tokenwire.TokenwireError):
+            await reading
+        with pytest.raises(tokenwire.UnreachableError):
+            await anext(client.watch_health())

@@ -321,7 +321,7 @@ def test_handles_stay_small() -> None:
         for handle in (1, 2, 3):
             handles.end(handle)
             handles.end(handle)
-        assert 1 not in handles
+        assert handles.abort([1]) == []
         handles.recycle()
     assert len(handles) == 0
 
@@ -689,7 +689,39 @@ async def test_a_message_over_the_limit_does_not_end_the_others(serve: Serve) ->
         client.multiplex() as mux,
     ):
         stream = mux.submit([1])
-        with pytest.raises(tokenwire.ResourceExhaustedError, match="1000"):
+        with pytest.raises(tokenwire.MessageTooLargeError, match="1000"):
             mux.submit([1] * 2_000)
         peer.step(handles=[1], token_ids=[5], finished=[finish(1)])
         assert (await stream.result()).token_ids == [5]
+
+
+async def test_thousands_left_in_one_turn_are_all_aborted(serve: Serve) -> None:
+    """FAULTS D1."""
+    async with opened(serve) as (peer, mux, _):
+        streams = [mux.submit([1]) for _ in range(16_385)]
+        for stream in streams:
+            stream.abort()
+            await stream.aclose()
+        for _ in streams:
+            await peer.submit()
+        messages = [await peer.abort() for _ in range(2)]
+        assert [len(message) for message in messages] == [10_000, 6_385]
+        assert {handle for message in messages for handle in message} == {stream.handle for stream in streams}
+
+
+async def test_an_idle_multiplex_tells_that_it_has_ended(serve: Serve) -> None:
+    """FAULTS F8."""
+    async with opened(serve) as (peer, mux, _):
+        await peer.started.wait()
+        waiting = asyncio.create_task(mux.wait_closed())
+        await turns()
+        assert not waiting.done()
+        peer.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "no")
+        with pytest.raises(tokenwire.ResourceExhaustedError):
+            await waiting
+    async with opened(serve) as (peer, mux, _):
+        waiting = asyncio.create_task(mux.wait_closed())
+        mux.done_submitting()
+        await peer.half_close()
+        peer.end()
+        await waiting

@@ -13,12 +13,16 @@ import tokenwire
 from harness.multiplex import ABORT, MultiplexPeer, finish
 from tokenwire import AsyncClient, FinishReason, MultiplexSteps, SamplingParams
 from tokenwire.v1 import engine_service_pb2 as pb
-from tokenwire.v1 import error_pb2, logprobs_pb2, multiplex_pb2
+from tokenwire.v1 import error_pb2, generation_pb2, logprobs_pb2, multiplex_pb2
 
 Serve = Callable[..., Awaitable[str]]
 LIMIT = 10.0
 
 pytestmark = pytest.mark.usefixtures("nothing_pending")
+
+
+def logprob_columns(**columns: Any) -> multiplex_pb2.MultiplexLogprobs:
+    return multiplex_pb2.MultiplexLogprobs(logprobs=[-1], ranks=[1], **columns)
 
 
 class Opened(NamedTuple):
@@ -228,3 +232,152 @@ async def test_use_outside_of_the_block(serve: Serve) -> None:
             await anext(outside)
         with pytest.raises(RuntimeError):
             await steps.__aenter__()
+
+
+async def test_aborts_are_a_set_in_messages_of_limited_length(serve: Serve) -> None:
+    """FAULTS D1."""
+    async with opened(serve) as (peer, steps, _):
+        handles = [steps.submit([1]) for _ in range(20_001)]
+        steps.abort([*handles, *handles])
+        steps.abort(handles)
+        steps.abort([handles[0]])
+        for _ in handles:
+            await peer.submit()
+        messages = [await peer.abort() for _ in range(3)]
+        assert [len(message) for message in messages] == [10_000, 10_000, 1]
+        assert [handle for message in messages for handle in message] == handles
+        # A handle's next request can be aborted as well.
+        peer.finish(1)
+        await anext(steps)
+        peer.finish(2)
+        await anext(steps)
+        again = steps.submit([1])
+        steps.abort([again])
+        assert (await peer.submit()).handle == again
+        assert await peer.abort() == [again]
+
+
+@pytest.mark.parametrize("limit", [200, 2_000])
+async def test_aborts_fit_into_the_messages_that_may_be_sent(serve: Serve, limit: int) -> None:
+    """FAULTS D1."""
+    peer = MultiplexPeer()
+    address = await serve(Multiplex=peer.multiplex)
+    async with (
+        asyncio.timeout(LIMIT),
+        AsyncClient(address, max_send_message_bytes=limit) as client,
+        client.multiplex_steps() as steps,
+    ):
+        handles = [steps.submit([1], request_id=str(i)) for i in range(1_000)]
+        steps.abort(handles)
+        for _ in handles:
+            await peer.submit()
+        aborted: list[int] = []
+        while len(aborted) < len(handles):
+            aborted += await peer.abort()
+        assert aborted == handles
+
+
+async def test_the_size_of_a_submit_includes_its_handle(serve: Serve) -> None:
+    """FAULTS D4."""
+    peer = MultiplexPeer()
+    address = await serve(Multiplex=peer.multiplex)
+    async with (
+        asyncio.timeout(LIMIT),
+        AsyncClient(address, max_send_message_bytes=512) as client,
+        client.multiplex_steps() as steps,
+    ):
+        accepted = 0
+        for length in range(440, 520):
+            try:
+                steps.submit([1] * length, request_id="r")
+            except tokenwire.MessageTooLargeError:
+                continue
+            accepted += 1
+        assert 0 < accepted < 80
+        sizes = [(await peer.submit()).ByteSize() for _ in range(accepted)]
+        assert max(sizes) + 3 == 512
+        # None of the refused ones has used a handle up.
+        assert steps.submit([1]) == accepted + 1
+        peer.tokens(1, 5)
+        assert (await anext(steps)).token_ids == [5]
+
+
+async def end_with_status(peer: MultiplexPeer, _opened: Opened) -> None:
+    peer.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "no")
+
+
+async def end_by_closing_the_client(_peer: MultiplexPeer, opened: Opened) -> None:
+    await opened.client.close()
+
+
+async def end_by_leaving_the_block(_peer: MultiplexPeer, opened: Opened) -> None:
+    await opened.steps.__aexit__(None, None, None)
+
+
+async def end_regularly(peer: MultiplexPeer, opened: Opened) -> None:
+    opened.steps.done_submitting()
+    await peer.half_close()
+    peer.end()
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        (end_with_status, tokenwire.ResourceExhaustedError),
+        (end_by_closing_the_client, tokenwire.ClientClosedError),
+        (end_by_leaving_the_block, None),
+        (end_regularly, None),
+    ],
+    ids=lambda value: getattr(value, "__name__", "returns"),
+)
+async def test_who_waits_for_the_end_learns_of_it_without_reading(
+    serve: Serve, how: Callable[[MultiplexPeer, Opened], Any], expected: type[Exception] | None
+) -> None:
+    """FAULTS F8."""
+    async with opened(serve) as all_:
+        peer, steps, _ = all_
+        await peer.started.wait()
+        waiting = [asyncio.create_task(steps.wait_closed()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        await how(peer, all_)
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [expected or type(None)] * 2
+        if expected is tokenwire.ResourceExhaustedError:
+            # The reader gets the same error.
+            with pytest.raises(expected):
+                await anext(steps)
+            with pytest.raises(expected):
+                await steps.wait_closed()
+
+
+async def test_there_is_no_end_to_wait_for_before_the_block(serve: Serve) -> None:
+    """FAULTS F8."""
+    async with AsyncClient(await serve()) as client:
+        with pytest.raises(tokenwire.ClientClosedError):
+            await client.multiplex_steps().wait_closed()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"finished": [finish(1, sampling_mask=generation_pb2.SamplingMask(counts=[1], token_ids=b"123"))]},
+        {"finished": [finish(1, sampling_mask=generation_pb2.SamplingMask(counts=[2], token_ids=b"1234"))]},
+        {"handles": [1, 1], "token_ids": [1]},
+        {
+            "handles": [1],
+            "token_counts": [1],
+            "token_ids": [1],
+            "logprobs": logprob_columns(entries=[5, 0], top_ks=[0, 0]),
+        },
+        {"handles": [1], "token_ids": [1], "logprobs": logprob_columns(entries=[0], top_ks=[])},
+    ],
+    ids=["mask_bytes", "mask_counts", "tokens", "entries", "top_ks"],
+)
+async def test_a_malformed_step_is_an_internal_error(serve: Serve, fields: dict[str, Any]) -> None:
+    """FAULTS D9."""
+    async with opened(serve) as (peer, steps, _):
+        steps.submit([1])
+        peer.step(**fields)
+        with pytest.raises(tokenwire.InternalError, match="breaks the contract"):
+            await anext(steps)

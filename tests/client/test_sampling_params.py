@@ -114,9 +114,27 @@ def test_structured_outputs(params: dict[str, Any], sent: dict[str, Any]) -> Non
         ({"structured_outputs": StructuredOutputsParams(choice="yes")}, "structured_outputs.choice", "a sequence"),
         ({"structured_outputs": StructuredOutputsParams(choice=["a", 1])}, "structured_outputs.choice.choices[1]", "1"),  # type: ignore[list-item]
         ({"structured_outputs": StructuredOutputsParams(json={"a": object()})}, "structured_outputs.json", "JSON"),
+        (
+            {"structured_outputs": {"regex": "a+"}},
+            "structured_outputs",
+            "must be StructuredOutputsParams, not {'regex'",
+        ),
+        ({"repetition_detection": {"min_count": 2}}, "repetition_detection", "must be RepetitionDetectionParams"),
+        ({"bad_words_token_ids": 5}, "bad_words_token_ids", "must be a sequence of sequences of token ids, not 5"),
+        ({"bad_words_token_ids": [[3], 2]}, "bad_words_token_ids[1]", "must be a sequence of token ids, not 2"),
+        ({"bad_words_token_ids": [None]}, "bad_words_token_ids[0]", "must be a sequence of token ids, not None"),
+        ({"bad_words_token_ids": "12"}, "bad_words_token_ids", "must be a sequence"),
+        ({"bad_words_token_ids": ["12"]}, "bad_words_token_ids[0]", "must be a sequence"),
+        ({"bad_words_token_ids": [[1], iter([1, None])]}, "bad_words_token_ids[1].token_ids[1]", "not None"),
+        ({"prompt_logprob_token_ids": [1]}, "prompt_logprob_token_ids.rows[0]", "must be a sequence of token ids"),
+        ({"prompt_logprob_token_ids": 1}, "prompt_logprob_token_ids.rows", "must be a sequence"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids.token_ids", "not 5"),
+        ({"stop_token_ids": iter([1, -2])}, "stop_token_ids[1]", "not -2"),
+        ({"logprob_token_ids": iter([1, "a"])}, "logprob_token_ids.token_ids[1]", "not 'a'"),
     ],
 )
 def test_what_the_wire_cannot_hold_is_refused_by_field(params: dict[str, Any], field: str, says: str) -> None:
+    """FAULTS D5."""
     with pytest.raises(InvalidArgumentError) as caught:
         SamplingParams(**params).to_proto()
     (violation,) = caught.value.field_violations

@@ -273,3 +273,30 @@ async def test_lost_server_is_unreachable() -> None:
         await server.stop(None)
         with pytest.raises((tokenwire.UnreachableError, tokenwire.CallCancelledError)):
             await anext(stream)
+
+
+async def test_a_malformed_message_is_an_internal_error(serve: Serve) -> None:
+    """FAULTS D9."""
+    mask = generation_pb2.SamplingMask(counts=[1], token_ids=b"123")
+    output = generation_pb2.SequenceOutput(token_ids=[1], sampling_mask=mask)
+    ended = asyncio.Event()
+
+    async def stream(_request: Any, _context: Any) -> AsyncIterator[pb.GenerateStreamResponse]:
+        try:
+            yield pb.GenerateStreamResponse(outputs=[output])
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def generate(_request: Any, _context: Any) -> pb.GenerateResponse:
+        return pb.GenerateResponse(outputs=[output])
+
+    target = await serve(Generate=generate, GenerateStream=stream)
+    async with AsyncClient(target) as client, asyncio.timeout(LIMIT):
+        deltas = client.stream([1])
+        with pytest.raises(tokenwire.InternalError, match="breaks the contract"):
+            await anext(deltas)
+        assert await anext(deltas, None) is None
+        await ended.wait()
+        with pytest.raises(tokenwire.InternalError, match="breaks the contract"):
+            await client.generate([1])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.text_engine import Engine
+from harness.tokenizers import END
 from tokenwire import (
+    AsyncClient,
+    ClientClosedError,
     EngineDeadError,
     FinishReason,
     InternalError,
@@ -19,6 +23,7 @@ from tokenwire import (
     Usage,
 )
 from tokenwire.text import TextClient, TextTokenizer
+from tokenwire.text._carrier import carrier_of
 
 LIMIT = 20.0
 
@@ -120,6 +125,77 @@ async def test_stop_strings_that_cannot_be(tokenizer: TextTokenizer, stop: Any) 
     with pytest.raises(InvalidArgumentError):
         await text.complete("x", stop=stop)
     assert not engine.prompts
+
+
+@pytest.mark.parametrize(("stop", "field"), [(END, "stop[0]"), (["x", f"\n{END}"], "stop[1]")])
+async def test_a_stop_string_that_special_tokens_hide(
+    tokenizer: TextTokenizer, story: list[list[int]], stop: Any, field: str
+) -> None:
+    """FAULTS F14."""
+    engine = Engine([*story[:3], [1], *story[3:]])
+    text = TextClient(engine, tokenizer)
+    for call in (text.complete("x", stop=stop), read(text, stop=stop)):
+        with pytest.raises(InvalidArgumentError, match=r"stop_token_ids=\[1\], or skip_special_tokens=False") as caught:
+            await call
+        assert [violation.field for violation in caught.value.field_violations] == [field]
+    assert not engine.prompts
+    result = await text.complete("x", stop=END, skip_special_tokens=False)
+    assert (result.finish_reason, result.stop_reason) == (FinishReason.STOP, END)
+    assert len(result.token_ids) == 4
+
+
+class Recorder(AsyncClient):
+    """Records the options of calls and then refuses them."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1")
+        self.calls: list[dict[str, Any]] = []
+
+    async def generate(self, *_: Any, **options: Any) -> Any:
+        self.calls.append(options)
+        raise EngineDeadError("gone")
+
+    def stream(self, *_: Any, **options: Any) -> Any:
+        self.calls.append(options)
+        return SimpleNamespace(request_id="r")
+
+    async def abort(self, *_: Any, **options: Any) -> Any:
+        self.calls.append(options)
+
+
+async def test_a_call_has_its_timeout_and_metadata(tokenizer: TextTokenizer) -> None:
+    """FAULTS D12."""
+    options: Any = {"timeout": 5.0, "metadata": {"tenant": "a"}}
+    async with Recorder() as client:
+        with pytest.raises(EngineDeadError):
+            await TextClient(client, tokenizer).complete("x", request_id="r", **options)
+        started = carrier_of(client).start([1], SamplingParams(), request_id="r", **options)
+        await started.abort()
+    assert client.calls == [{"request_id": "r", **options}] * 2 + [{"metadata": {"tenant": "a"}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"), [("timeout", 5.0, "max_time"), ("metadata", {}, r"multiplex\(\)")]
+)
+async def test_a_request_of_a_multiplex_has_none_of_its_own(
+    tokenizer: TextTokenizer, name: str, value: Any, instead: str
+) -> None:
+    """FAULTS D12."""
+    async with AsyncClient("127.0.0.1:1") as client:
+        text = TextClient(client.multiplex(), tokenizer)
+        for call in (text.complete("x", **{name: value}), read(text, **{name: value})):
+            with pytest.raises(InvalidArgumentError, match=instead) as caught:
+                await call
+            assert [violation.field for violation in caught.value.field_violations] == [name]
+        with pytest.raises(ClientClosedError):
+            await text.complete("x", timeout=None, metadata=None)
+
+
+async def test_sampling_params_of_another_type(tokenizer: TextTokenizer) -> None:
+    """FAULTS D5."""
+    params: Any = {"max_tokens": 5}
+    with pytest.raises(InvalidArgumentError, match="must be SamplingParams"):
+        await TextClient(Engine([]), tokenizer).complete("x", params)
 
 
 async def test_bytes_are_no_prompt(tokenizer: TextTokenizer) -> None:

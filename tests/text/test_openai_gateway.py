@@ -59,7 +59,9 @@ async def test_chat(client: openai.AsyncOpenAI, engine: Engine, tokenizer: TextT
     assert completion.usage.prompt_tokens_details is not None
     assert completion.usage.prompt_tokens_details.cached_tokens == 3
     assert engine.prompts == [tokenizer.encode_chat(MESSAGES)]
-    assert engine.options == [{"model": "model"}]
+    [options] = engine.options
+    assert options["model"] == "model"
+    assert completion.id == f"chatcmpl-{options['request_id'].removesuffix('-0')}"
     params = engine.params[0]
     assert (params.max_tokens, params.temperature, params.seed, params.logit_bias) == (50, 0, 4, {7: 1})
 
@@ -90,21 +92,148 @@ async def test_completions(client: openai.AsyncOpenAI, engine: Engine) -> None:
     assert "".join([chunk.choices[0].text async for chunk in stream]) == ANSWER
 
 
+# What clients send although it asks for nothing.
+NOTHING: dict[str, list[Any]] = {
+    "best_of": [None, 1],
+    "echo": [None, False],
+    "function_call": ["none"],
+    "functions": [[]],
+    "logprobs": [None, False],
+    "metadata": [None, {"team": "search"}],
+    "modalities": [["text"]],
+    "n": [None, 1],
+    "parallel_tool_calls": [None, True, False],
+    "prompt_cache_key": ["k"],
+    "response_format": [None, {"type": "text"}],
+    "safety_identifier": ["u"],
+    "service_tier": [None, "auto", "default"],
+    "store": [None, False],
+    "stream": [None],
+    "stream_options": [None],
+    "suffix": [None, ""],
+    "temperature": [None],
+    "tool_choice": [None, "none", "auto"],
+    "tools": [None, []],
+    "top_logprobs": [None, 0],
+    "user": ["u"],
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+async def test_what_asks_for_nothing_is_taken(client: openai.AsyncOpenAI, name: str) -> None:
+    """FAULTS D11."""
+    for value in NOTHING[name]:
+        completion = await client.chat.completions.create(model="model", messages=MESSAGES, extra_body={name: value})
+        assert completion.choices[0].message.content == ANSWER
+        text = await client.completions.create(model="model", prompt="one", extra_body={name: value})
+        assert text.choices[0].text == ANSWER
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param", "message"),
     [
-        ({"tools": []}, "unknown field `tools`"),
-        ({"temperature": "hot"}, "Expected `float | null`, got `str`"),
-        ({"stop": ""}, "stop[0]: must be a non-empty text"),
-        ({"n": 2}, "n: must be 1"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "list of text parts"),
+        ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`"),
+        ({"stop": ""}, "stop", "stop[0]: must be a non-empty text"),
+        ({"stop": ["END", "<|end|>"]}, "stop", "stop_token_ids=[1]"),
+        ({"n": 2}, "n", "n: must be 1"),
+        ({"best_of": 2}, "best_of", "not supported"),
+        ({"echo": True}, "echo", "not supported"),
+        ({"frob": 1}, "frob", "frob: is not supported"),
+        ({"logprobs": True}, "logprobs", "not supported"),
+        ({"logprobs": 0}, "logprobs", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
+        ({"service_tier": "flex"}, "service_tier", "flex"),
+        ({"store": True}, "store", "not supported"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "required"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"top_logprobs": 2}, "top_logprobs", "not supported"),
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": "hi"}, "messages", "Expected `array`"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "wizard"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "must be one of"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "null"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "list of text parts"),
     ],
 )
-async def test_bad_requests(client: openai.AsyncOpenAI, options: dict[str, Any], message: str) -> None:
+async def test_bad_requests(client: openai.AsyncOpenAI, options: dict[str, Any], param: str, message: str) -> None:
+    """FAULTS D11, F9."""
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(model="model", messages=MESSAGES, extra_body=options)
     assert message in caught.value.message
     assert caught.value.type == "invalid_request_error"
+    assert caught.value.param == param
+
+
+async def test_null_content_of_an_assistant(
+    client: openai.AsyncOpenAI, engine: Engine, tokenizer: TextTokenizer
+) -> None:
+    """FAULTS D11."""
+    messages: list[Any] = [*MESSAGES, {"role": "assistant", "content": None}, {"role": "assistant"}]
+    await client.chat.completions.create(model="model", messages=messages)
+    empty = {"role": "assistant", "content": ""}
+    assert engine.prompts == [tokenizer.encode_chat([*MESSAGES, empty, empty])]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [["one", "two"], [[5, 6], [7]], ["one"], ["one", [7]]])
+async def test_a_list_of_prompts(
+    client: openai.AsyncOpenAI, engine: Engine, tokenizer: TextTokenizer, prompts: Any, stream: bool
+) -> None:
+    """FAULTS D11."""
+    texts = dict.fromkeys(range(len(prompts)), "")
+    if stream:
+        chunks = await client.completions.create(
+            model="model", prompt=prompts, stream=True, stream_options={"include_usage": True}
+        )
+        reasons: list[str] = []
+        async for chunk in chunks:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+                reasons.append(choice.finish_reason)
+        usage = chunk.usage
+        assert reasons.count("length") == len(prompts)
+    else:
+        completion = await client.completions.create(model="model", prompt=prompts)
+        texts = {choice.index: choice.text for choice in completion.choices}
+        usage = completion.usage
+    assert texts == dict.fromkeys(range(len(prompts)), ANSWER)
+    ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    assert sorted(engine.prompts) == sorted(ids)
+    assert usage is not None
+    assert usage.completion_tokens == len(prompts) * len(tokenizer.encode(ANSWER))
+    assert len({options["request_id"] for options in engine.options}) == len(prompts)
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["one", []], ["one", None], [5, "one"], [5, -1.5], [True]])
+async def test_what_is_no_prompt(client: openai.AsyncOpenAI, prompt: Any) -> None:
+    """FAULTS D11."""
+    with pytest.raises(openai.BadRequestError, match="list of token ids") as caught:
+        await client.completions.create(model="model", prompt="one", extra_body={"prompt": prompt})
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_of_one_prompt_ends_the_others(client: openai.AsyncOpenAI, engine: Engine, stream: bool) -> None:
+    """FAULTS D11."""
+    engine.fails = {0: OverloadedError("x", reason="QUEUE_FULL", retry_delay=2)}
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.completions.create(model="model", prompt=["one", "two"], stream=stream)
+    assert caught.value.status_code == 503
+
+
+async def test_a_prompt_that_the_engine_refuses_is_named_as_the_body_names_it(
+    client: openai.AsyncOpenAI, engine: Engine
+) -> None:
+    """FAULTS F9."""
+    violation = FieldViolation("input.prompt_token_ids", "is too long")
+    engine.fails = {0: InvalidArgumentError("x", field_violations=[violation])}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="model", messages=MESSAGES)
+    assert caught.value.param == "messages"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model="model", prompt="one")
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -32,7 +32,10 @@ def connect(
     target: Annotated[
         str,
         typer.Option(
-            envvar="TOKENWIRE_TARGET", metavar="TARGET", help="host:port or unix:/path.", rich_help_panel=_SERVER
+            envvar="TOKENWIRE_TARGET",
+            metavar="TARGET",
+            help="host:port, grpc://host:port or unix:/path.",
+            rich_help_panel=_SERVER,
         ),
     ] = DEFAULT_TARGET,
     token: Annotated[
@@ -72,6 +75,14 @@ def connect(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    http_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--http-proxy",
+            help="Connect through the HTTP proxy in grpc_proxy, https_proxy or http_proxy, which is not used otherwise.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
 ) -> Connect:
     """Make clients from the connection options. Raises typer.BadParameter."""
     if (client_cert is None) != (client_key is None):
@@ -87,7 +98,12 @@ def connect(
 
     def make(target: str | None = None) -> AsyncClient:
         try:
-            return AsyncClient(named if target is None else target, token=token, credentials=credentials)
+            return AsyncClient(
+                named if target is None else target,
+                token=token,
+                credentials=credentials,
+                enable_http_proxy=http_proxy,
+            )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 

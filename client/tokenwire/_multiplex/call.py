@@ -9,12 +9,19 @@ from functools import partial
 import grpc.aio
 
 from tokenwire._connection import Connection, Metadata, task_is_cancelled
-from tokenwire._errors import ClientClosedError, InternalError, ResourceExhaustedError, TokenwireError
+from tokenwire._errors import ClientClosedError, InternalError, MessageTooLargeError, TokenwireError
 from tokenwire._multiplex.handles import Handles
 from tokenwire._multiplex.step import MultiplexPromptLogprobs, MultiplexStep
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.generation_pb2 import GenerationInput
 from tokenwire.v1.multiplex_pb2 import MultiplexAbort, MultiplexSubmit
+
+# The contract's maximum for one MultiplexAbort.
+_MAX_ABORT_HANDLES = 10_000
+
+# Maximum size of a handle in a message, and of what surrounds the handles, in bytes.
+_HANDLE_BYTES = 5
+_ABORT_OVERHEAD_BYTES = 16
 
 _Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
 
@@ -40,9 +47,14 @@ class MultiplexCall:
         self._metadata = metadata
         self._handles = Handles()
         self._unsent: deque[pb.MultiplexRequest] = deque()
+        limit = connection.max_send_message_bytes
+        fitting = _MAX_ABORT_HANDLES if limit < 0 else (limit - _ABORT_OVERHEAD_BYTES) // _HANDLE_BYTES
+        self._max_abort_handles = max(1, min(_MAX_ABORT_HANDLES, fitting))
         self._has_unsent = asyncio.Event()
         self._accepts_submits = True
         self._call: _Call | None = None
+        self._has_ended = asyncio.Event()
+        self._is_regular_end = False
         self._messages: AsyncIterator[pb.MultiplexResponse]
         self._writer: asyncio.Task[None]
         self._error: Callable[[], TokenwireError] | None = partial(
@@ -56,6 +68,8 @@ class MultiplexCall:
         self._call = self._connection.start(self._connection.stub.Multiplex, None, self._timeout, self._metadata)
         # Not call.read(), which checks the status first and would drop messages that were received before it.
         self._messages = aiter(self._call)
+        has_ended = self._has_ended
+        self._call.add_done_callback(lambda _: has_ended.set())
         self._writer = asyncio.create_task(self._write(self._call))
         self._error = None
 
@@ -71,7 +85,7 @@ class MultiplexCall:
 
         Raises:
             ClientClosedError: no more submits are accepted.
-            ResourceExhaustedError: the request is too large.
+            MessageTooLargeError: the request is too large.
             TokenwireError: the error that ended the call.
 
         """
@@ -79,25 +93,31 @@ class MultiplexCall:
             raise self._error()
         if not self._accepts_submits:
             raise ClientClosedError("the multiplex accepts no more submits: done_submitting() was called")
-        request = pb.MultiplexRequest(submit=MultiplexSubmit(input=message))
+        handle = self._handles.take()
+        request = pb.MultiplexRequest(submit=MultiplexSubmit(handle=handle, input=message))
         size, limit = request.ByteSize(), self._connection.max_send_message_bytes
         if 0 <= limit < size:
+            self._handles.put_back(handle)
             # gRPC would end the call, and all other requests with it.
-            raise ResourceExhaustedError(f"the request has {size} bytes, more than max_send_message_bytes, {limit}")
-        handle = request.submit.handle = self._handles.take()
+            raise MessageTooLargeError(f"the request has {size} bytes, more than max_send_message_bytes, {limit}")
         self._unsent.append(request)
         self._has_unsent.set()
         return handle
 
     def abort(self, handles: Iterable[int]) -> None:
-        """Queue aborts of requests. Handles that are not live are skipped."""
-        live = [handle for handle in handles if handle in self._handles]
-        if not live or self._error is not None:
+        """Queue aborts of requests. Handles that are not live, or whose abort has been queued before, are skipped."""
+        if self._error is not None:
             return
-        if self._unsent and self._unsent[-1].HasField("abort"):
-            self._unsent[-1].abort.handles.extend(live)
-        else:
-            self._unsent.append(pb.MultiplexRequest(abort=MultiplexAbort(handles=live)))
+        aborted = self._handles.abort(handles)
+        while aborted:
+            last = self._unsent[-1].abort.handles if self._unsent and self._unsent[-1].HasField("abort") else ()
+            room = self._max_abort_handles - len(last)
+            if last and room > 0:
+                self._unsent[-1].abort.handles.extend(aborted[:room])
+            else:
+                room = self._max_abort_handles
+                self._unsent.append(pb.MultiplexRequest(abort=MultiplexAbort(handles=aborted[:room])))
+            aborted = aborted[room:]
         self._has_unsent.set()
 
     def done_submitting(self) -> None:
@@ -123,17 +143,28 @@ class MultiplexCall:
             # An unknown event, from a newer server.
         return None
 
-    def end(self, error: Callable[[], TokenwireError]) -> None:
+    async def wait_closed(self) -> None:
+        """Wait until the call has ended. Raises the error that ended it; returns after a regular end."""
+        if self._call is None:
+            raise self.error()
+        await self._has_ended.wait()
+        error = await self._status_error(self._call) if self._error is None else self._error()
+        if error is not None and not self._is_regular_end:
+            raise error
+
+    def end(self, error: Callable[[], TokenwireError], *, is_regular: bool = False) -> None:
         """Cancel the call unless it has ended. `error` makes the error that ended it."""
         if self._call is not None and self._error is None:
             self._error = error
+            self._is_regular_end = is_regular
+            self._has_ended.set()
             self._unsent.clear()
             self._writer.cancel()
             self._call.cancel()
 
     async def close(self) -> None:
         """Cancel the call, whose requests the server aborts, and wait for its tasks."""
-        self.end(partial(ClientClosedError, "the multiplex is closed"))
+        self.end(partial(ClientClosedError, "the multiplex is closed"), is_regular=True)
         if self._call is not None:
             await asyncio.wait([self._writer])
             if not self._writer.cancelled():
@@ -159,18 +190,31 @@ class MultiplexCall:
             return await anext(self._messages)
         except StopAsyncIteration:
             if not self._handles:
-                self.end(partial(ClientClosedError, "the multiplex has ended"))
+                self.end(partial(ClientClosedError, "the multiplex has ended"), is_regular=True)
                 return None
             self.end(partial(InternalError, "the server ended the stream before its requests"))
         except grpc.aio.AioRpcError as error:
             self.end(partial(self._connection.error, error))
         except asyncio.CancelledError:
             # grpc.aio raises this if the reading task is cancelled, the client is closed, or close() is called.
-            closed = f"the client of {self._connection.target} was closed" if self._connection.closed else None
-            self.end(partial(ClientClosedError, closed or "the task that read the multiplex was cancelled"))
+            cancelled = partial(ClientClosedError, "the task that read the multiplex was cancelled")
+            self.end(self._client_closed_error if self._connection.closed else cancelled)
             if task_is_cancelled():
                 raise
         raise self.error() from None
+
+    async def _status_error(self, call: _Call) -> TokenwireError | None:
+        """Return the error of a call that has ended, whose messages have not been read to their end."""
+        code = await call.code()
+        if self._connection.closed:
+            return self._client_closed_error()
+        if code is grpc.StatusCode.OK:
+            return None
+        trailing, details = await call.trailing_metadata(), await call.details()
+        return self._connection.error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
+
+    def _client_closed_error(self) -> ClientClosedError:
+        return ClientClosedError(f"the client of {self._connection.target} was closed")
 
     async def _write(self, call: _Call) -> None:
         """Send the queued messages one by one, as gRPC requires."""

@@ -233,14 +233,16 @@ class MultiplexStep(msgspec.Struct, frozen=True, kw_only=True):
             or len(token_ids) != (sum(counts) if counts else num_entries)
         ):
             raise ValueError("columns of tokens have different lengths")
+        logprobs = MultiplexLogprobs.from_proto(message.logprobs, num_entries) if message.HasField("logprobs") else None
+        # `runs` looks up the counts of these entries.
+        if counts and logprobs is not None and max(logprobs.entries, default=0) >= num_entries:
+            raise ValueError("log probabilities of an entry that is not there")
         return cls(
             handles=handles,
             indexes=indexes,
             token_counts=counts,
             token_ids=token_ids,
-            logprobs=(
-                MultiplexLogprobs.from_proto(message.logprobs, num_entries) if message.HasField("logprobs") else None
-            ),
+            logprobs=logprobs,
             finished=_each(MultiplexFinish.from_proto, message.finished),
             rejected=[refused for refused in _each(_rejection, message.rejected) if _is_of_submit(refused)],
             accepted=_each(_accepted, message.accepted),

@@ -53,7 +53,7 @@ class MultiplexSteps(AsyncIterator[MultiplexStep]):
 
         Raises:
             InvalidArgumentError: a value cannot be encoded.
-            ResourceExhaustedError: the request exceeds `max_send_message_bytes`.
+            MessageTooLargeError: the request exceeds `max_send_message_bytes`.
             ClientClosedError: the block has not been entered or has been left, or `done_submitting` was called.
             TokenwireError: the error that ended the stream.
 
@@ -67,6 +67,19 @@ class MultiplexSteps(AsyncIterator[MultiplexStep]):
     def done_submitting(self) -> None:
         """Accept no more submits. The iteration ends after the last request. Aborts are still sent."""
         self._call.done_submitting()
+
+    async def wait_closed(self) -> None:
+        """Wait until the call has ended, also while no request is in flight. May be awaited by several tasks.
+
+        A connection that breaks is reported at once, within the keepalive times of `ClientOptions` if the server is
+        silent. A status that the server sends behind messages is reported once those have been read.
+
+        Raises:
+            TokenwireError: the error that ended the call. After a regular end, or if the block is left first, it
+                returns.
+
+        """
+        await self._call.wait_closed()
 
     def __aiter__(self) -> Self:
         return self

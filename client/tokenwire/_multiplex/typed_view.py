@@ -1,21 +1,20 @@
 """The typed view of a Multiplex stream: a stream of deltas per request."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
 from tokenwire._connection import Connection, Metadata
-from tokenwire._errors import ClientClosedError, FieldViolation, InternalError, TokenwireError
+from tokenwire._errors import FieldViolation, InternalError, TokenwireError
 from tokenwire._input import GenerationOptions, generation_input
 from tokenwire._multiplex.backpressure import Backpressure
 from tokenwire._multiplex.call import MultiplexCall
 from tokenwire._multiplex.request import MultiplexedRequest
 from tokenwire._multiplex.step import MultiplexStep
-from tokenwire._results import Delta, GenerateResult
+from tokenwire._multiplex.stream import MultiplexedStream
 from tokenwire._sampling_params import SamplingParams
 from tokenwire._wire import invalid
 
@@ -67,7 +66,7 @@ class Multiplex:
         prompt_token_ids: Sequence[int],
         sampling_params: SamplingParams | None = None,
         **options: Unpack[GenerationOptions],
-    ) -> "MultiplexedStream":
+    ) -> MultiplexedStream:
         """Start a request and return its stream, without waiting.
 
         Args:
@@ -80,7 +79,7 @@ class Multiplex:
 
         Raises:
             InvalidArgumentError: a value cannot be encoded.
-            ResourceExhaustedError: the request exceeds `max_send_message_bytes`.
+            MessageTooLargeError: the request exceeds `max_send_message_bytes`.
             ClientClosedError: the block has not been entered or has been left, or `done_submitting` was called.
             TokenwireError: the error that ended the call.
 
@@ -107,6 +106,19 @@ class Multiplex:
             self._backpressure.reader_resumes()
         if self._has_failed:
             raise self._call.error()
+
+    async def wait_closed(self) -> None:
+        """Wait until the call has ended, also while no request is in flight. May be awaited by several tasks.
+
+        A connection that breaks is reported at once, within the keepalive times of `ClientOptions` if the server is
+        silent. A status that the server sends behind messages is reported once those have been read.
+
+        Raises:
+            TokenwireError: the error that ended the call. After a regular end, or if the block is left first, it
+                returns.
+
+        """
+        await self._call.wait_closed()
 
     async def __aenter__(self) -> Self:
         self._call.open()
@@ -186,111 +198,3 @@ class Multiplex:
         if self._requests.get(request.handle) is request:
             del self._requests[request.handle]
         request.drop()
-
-
-class MultiplexedStream(AsyncIterator[Delta]):
-    """The deltas of one request of a `Multiplex`, or its result. Leaving it early aborts the request on the server.
-
-    As with `AsyncDeltaStream`, the request is aborted when its `async with` block is left, by `aclose()` and by
-    cancelling the task that reads, and otherwise when the stream object is garbage-collected. The other requests are
-    not affected. Only one task may read at a time.
-
-    A delta has everything that has arrived since the previous one. If prompt log probabilities were requested, the
-    first delta waits for all of them. A sequence's sampling mask arrives as a whole with its finish, and so does the
-    cumulative log probability.
-    """
-
-    def __init__(
-        self,
-        request: MultiplexedRequest,
-        abort: Callable[[MultiplexedRequest], None],
-        leave: Callable[[MultiplexedRequest], None],
-    ) -> None:
-        """Make the stream of a request that has been submitted.
-
-        Args:
-            request: the request.
-            abort: aborts the request on the server.
-            leave: also drops its unread output.
-
-        """
-        self.request_id = request.request_id
-        """The request's id, for `AsyncClient.abort`."""
-        self.handle = request.handle
-        """The request's handle. It is reused by another request after the end."""
-        self._request = request
-        self._result: GenerateResult | None = None
-        self._abort = abort
-        self._leave = leave
-        self._loop = asyncio.get_running_loop()
-
-    def abort(self) -> None:
-        """Abort the request without waiting. The stream ends with ABORT after the tokens generated so far."""
-        self._abort(self._request)
-
-    async def result(self) -> GenerateResult:
-        """Wait for the end of the request. Takes less CPU time than reading deltas.
-
-        Returns:
-            The complete output.
-
-        Raises:
-            StatusError: the request was rejected or has failed.
-            UnreachableError: the connection was lost.
-            ClientClosedError: the client was closed.
-            RuntimeError: deltas have been read.
-
-        """
-        request = self._request
-        if self._result is None:
-            if not request.is_whole:
-                raise RuntimeError("the result is incomplete: deltas were read, or the stream was left")
-            if not request.has_ended:
-                try:
-                    await request.ended()
-                except asyncio.CancelledError:
-                    self._leave(request)
-                    raise
-                if not request.is_whole:
-                    raise ClientClosedError("the stream was closed while a task waited for its result")
-            error = request.error()
-            if error is not None:
-                raise error
-            self._result = request.take_result()
-        return self._result
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        """Return the next delta. Raises StatusError, UnreachableError and ClientClosedError."""
-        request = self._request
-        while (delta := request.take_delta()) is None:
-            if request.has_ended:
-                error = request.take_error()
-                raise StopAsyncIteration if error is None else error
-            try:
-                await request.readable()
-            except asyncio.CancelledError:
-                self._leave(request)
-                raise
-        return delta
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended, and drop unread output. A task that is reading stops iterating."""
-        self._leave(self._request)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leave(self._request)
-
-    def __del__(self) -> None:
-        # The garbage collector may run in any thread. RuntimeError: the loop is closed, and its calls have ended.
-        request = self._request
-        if not request.has_ended or request.num_unread:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._leave, request)

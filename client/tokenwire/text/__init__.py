@@ -17,7 +17,7 @@ from tokenwire.text._carrier import Carrier, TokenStream
 from tokenwire.text._client import Prompt, TextClient
 from tokenwire.text._detokenizer import Detokenizer
 from tokenwire.text._errors import ChatTemplateError, TextError, TokenizerError, TokenizerMismatchError
-from tokenwire.text._options import TextOptions
+from tokenwire.text._options import CarrierOptions, TextOptions
 from tokenwire.text._result import TextResult
 from tokenwire.text._stop_matcher import StopMatcher
 from tokenwire.text._stream import TextStream
@@ -25,6 +25,7 @@ from tokenwire.text._tokenizer import Message, TextTokenizer
 
 __all__ = [
     "Carrier",
+    "CarrierOptions",
     "ChatTemplateError",
     "Detokenizer",
     "Message",

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias, Unpack, cast
 from tokenwire._client import AsyncClient
 from tokenwire._multiplex.typed_view import Multiplex
 from tokenwire._sampling_params import SamplingParams
-from tokenwire._wire import not_text
+from tokenwire._wire import sequence
 from tokenwire.text._assembler import TextAssembler
 from tokenwire.text._carrier import Carrier, Started, carrier_of
 from tokenwire.text._errors import TokenizerError, TokenizerMismatchError
@@ -97,8 +97,7 @@ class TextClient:
         if prompt and isinstance(prompt[0], Mapping):
             messages = cast("Sequence[Message]", prompt)
             return await asyncio.to_thread(self.tokenizer.encode_chat, messages, template_options)
-        not_text("prompt", prompt)
-        return list(cast("Sequence[int]", prompt))
+        return list(sequence("prompt", cast("Sequence[int]", prompt)))
 
     async def complete(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[TextOptions]
@@ -108,7 +107,7 @@ class TextClient:
         Args:
             prompt: a text, chat messages, or token ids.
             sampling_params: how to sample; `n` must be 1 or None. None: the model's defaults.
-            **options: fields of `TextOptions`, which include those of `GenerationOptions`.
+            **options: fields of `TextOptions`, which include `timeout`, `metadata` and those of `GenerationOptions`.
 
         Returns:
             The text, with its tokens, finish reason, stop reason and usage.
@@ -119,7 +118,7 @@ class TextClient:
             TokenwireError: the request was refused or failed, as in `AsyncClient.generate`.
 
         """
-        completion = CompletionOptions(sampling_params, options)
+        completion = CompletionOptions(sampling_params, options, self.tokenizer.special_tokens)
         if completion.stop:
             async with self._stream(prompt, completion) as pieces:
                 async for _ in pieces:
@@ -143,7 +142,7 @@ class TextClient:
         Args:
             prompt: a text, chat messages, or token ids.
             sampling_params: how to sample; `n` must be 1 or None. None: the model's defaults.
-            **options: fields of `TextOptions`, which include those of `GenerationOptions`.
+            **options: fields of `TextOptions`, which include `timeout`, `metadata` and those of `GenerationOptions`.
 
         Returns:
             The stream of text pieces. Entering its block raises what encoding the prompt and starting the request
@@ -153,7 +152,8 @@ class TextClient:
             InvalidArgumentError: an option is invalid, an empty stop string for example.
 
         """
-        return self._stream(prompt, CompletionOptions(sampling_params, options))
+        completion = CompletionOptions(sampling_params, options, self.tokenizer.special_tokens)
+        return self._stream(prompt, completion)
 
     def _stream(self, prompt: Prompt, completion: CompletionOptions) -> TextStream:
         async def start() -> tuple[TextRequest, Started]:

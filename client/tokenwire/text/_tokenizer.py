@@ -29,6 +29,9 @@ class TextTokenizer:
         self._backend.no_padding()
         self.vocab_size = max(self._backend.get_vocab().values(), default=-1) + 1
         """The highest token id plus 1."""
+        added = self._backend.get_added_tokens_decoder()
+        self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        """Ids of the special tokens, by their text."""
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
