@@ -78,7 +78,17 @@ def sequence(path: str, value: _Sequence) -> _Sequence | list[Any]:
 
 
 def check_type(path: str, value: object, expected: type) -> None:
-    """Refuse a value of another type, a dict in place of SamplingParams for example."""
+    """Check the type of a value: a dict in place of SamplingParams, for example, is refused.
+
+    Args:
+        path: the value's field path in the request, for the error.
+        value: the value.
+        expected: the type that it must have.
+
+    Raises:
+        InvalidArgumentError: the value has another type.
+
+    """
     if not isinstance(value, expected):
         raise invalid(FieldViolation(path, f"must be {expected.__name__}, not {_repr.repr(value)}"))
 

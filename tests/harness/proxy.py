@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections."""
+"""A TCP proxy that cuts connections, or stops forwarding without a word."""
 
 import asyncio
 import contextlib
@@ -23,6 +23,8 @@ class CuttingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
         """Where the proxy listens; known inside its block."""
+        self._forwards = asyncio.Event()
+        self._forwards.set()
         self.answered = 0
         """Bytes that came from the server."""
 
@@ -50,6 +52,10 @@ class CuttingProxy:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
 
+    def freeze(self) -> None:
+        """Forward nothing any more, with all connections open, as a network that drops packets does."""
+        self._forwards.clear()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -58,7 +64,7 @@ class CuttingProxy:
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
             self._writers.add(upstream_writer)
-            await asyncio.gather(_copy(reader, upstream_writer), _copy(upstream_reader, writer, self._count))
+            await asyncio.gather(self._copy(reader, upstream_writer), self._copy(upstream_reader, writer, self._count))
             self._writers.discard(upstream_writer)
             upstream_writer.close()
         except OSError:
@@ -71,14 +77,14 @@ class CuttingProxy:
     def _count(self, size: int) -> None:
         self.answered += size
 
-
-async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None] | None = None
-) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            if count is not None:
-                count(len(data))
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None] | None = None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._forwards.wait()
+                if count is not None:
+                    count(len(data))
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()

@@ -12,11 +12,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from vllm.config import VllmConfig
 
 from fake_engine import FakeEngineServer, within
 from fake_engine.server import generation_input
+from harness.proxy import CuttingProxy
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1.engine_service_pb2_grpc import EngineServiceStub
+from tokenwire_server.transport import server as transport_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PING, GOAWAY = 0x6, 0x7
@@ -153,3 +156,22 @@ async def test_the_proxy_sees_what_a_server_with_grpcs_own_settings_does() -> No
     finally:
         released.set()
         await other.stop(0)
+
+
+async def test_a_caller_that_freezes_is_noticed_after_the_ping_timeout(
+    vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS F2: with gRPC's own default of a minute the engine would be told after the test's limit."""
+    monkeypatch.setattr(transport_server, "_KEEPALIVE_TIME_MS", 1_000)
+    monkeypatch.setattr(transport_server, "_KEEPALIVE_TIMEOUT_MS", 500)
+    async with FakeEngineServer.run(vllm_config) as server, CuttingProxy(server.transport.address) as proxy:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(proxy.address, options) as channel:
+            request = pb.GenerateStreamRequest(input=generation_input([1, 2, 3], None, {}))
+            call = EngineServiceStub(channel).GenerateStream(request)
+            sequence = await server.core.next_request()
+            sequence.step(5)
+            await within(call.read())
+            proxy.freeze()
+            assert await server.core.next_abort() == [sequence.internal_id]
+            await within(server.registry.idle())

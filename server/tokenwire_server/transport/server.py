@@ -56,6 +56,8 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         # Detects clients that disappeared without closing the connection, so that their requests are aborted.
         ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        # In grpcio 1.85 a ping that is not answered fails after this time, a minute by default, and not the one above.
+        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
