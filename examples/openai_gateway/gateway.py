@@ -334,7 +334,9 @@ class Gateway:
         options["include_stop_str_in_output"] = body.include_stop_str_in_output
         params = body.sampling_params()
         answer = Answer(body, request_id, self._model_names[0])
-        prompts = [(prompt, f"{request_id}-{index}") for index, prompt in enumerate(body.prompts())]
+        prompts = [
+            (prompt, f"{request_id}-{index}" if index else request_id) for index, prompt in enumerate(body.prompts())
+        ]
         if not body.stream:
             work = [self._text.complete(prompt, params, request_id=each, **options) for prompt, each in prompts]
             return json(answer.whole(await unless_disconnected(request, all_of(work))))

@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 import tokenwire
 from harness.multiplex import ABORT, MultiplexPeer, finish
 from tokenwire import AsyncClient, FinishReason, MultiplexSteps, SamplingParams
+from tokenwire._multiplex import call
 from tokenwire.v1 import engine_service_pb2 as pb
 from tokenwire.v1 import error_pb2, generation_pb2, logprobs_pb2, multiplex_pb2
 
@@ -234,17 +235,20 @@ async def test_use_outside_of_the_block(serve: Serve) -> None:
             await steps.__aenter__()
 
 
-async def test_aborts_are_a_set_in_messages_of_limited_length(serve: Serve) -> None:
+async def test_aborts_are_a_set_in_messages_of_limited_length(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULTS D1."""
+    # The contract's limit for one message.
+    assert call._MAX_ABORT_HANDLES == 10_000
+    monkeypatch.setattr(call, "_MAX_ABORT_HANDLES", 100)
     async with opened(serve) as (peer, steps, _):
-        handles = [steps.submit([1]) for _ in range(20_001)]
+        handles = [steps.submit([1]) for _ in range(201)]
         steps.abort([*handles, *handles])
         steps.abort(handles)
         steps.abort([handles[0]])
         for _ in handles:
             await peer.submit()
         messages = [await peer.abort() for _ in range(3)]
-        assert [len(message) for message in messages] == [10_000, 10_000, 1]
+        assert [len(message) for message in messages] == [100, 100, 1]
         assert [handle for message in messages for handle in message] == handles
         # A handle's next request can be aborted as well.
         peer.finish(1)
