@@ -121,8 +121,9 @@ async def test_all_rollouts_get_their_partial_tokens_back(simulated: Simulated, 
                 reason = output.finish_reason or reason
         return reason
 
-    readers = [asyncio.create_task(read(request_id)) for request_id in streams]
     await simulated.running(*unary)
+    # Begun after these have run, so that a token of each stream shows that those of that step have arrived as well.
+    readers = [asyncio.create_task(read(request_id)) for request_id in streams]
     await until(lambda: all(tokens.values()))
     assert set(await abort(stub, *unary, *streams)) == {pb.ABORT_OUTCOME_ABORTED}
     for call in calls:
