@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import EngineCoreRequest
 
 from fake_engine.core import FakeEngineCore, FakeRequest
 from tokenwire._contract import Reason
@@ -105,6 +106,16 @@ class Lives:
         self.dead = False
         self.settled: list[tuple[str, int, int]] = []
         """Ids, serial numbers and outcomes, in the order in which the registry decided them."""
+        self.arrived: set[int] = set()
+        """Requests that the engine has not refused."""
+        add = core.add_request_async
+
+        async def adding(request: EngineCoreRequest) -> None:
+            if core.refusal is None:
+                self.arrived.add(len(request.prompt_token_ids))
+            await add(request)
+
+        core.add_request_async = adding  # type: ignore[method-assign]
         settle = self.registry._settle
 
         def recording(live: LiveRequest, outcome: Any) -> None:

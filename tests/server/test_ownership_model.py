@@ -138,6 +138,8 @@ def check_outcomes(lives: Lives, answers: list[dict[str, int]]) -> None:
     assert all(FINISH_REASON_ABORT not in ended.reasons for ended in told if ended.serial in lives.limited)
     told_abort = {ended.serial for ended in told if FINISH_REASON_ABORT in ended.reasons}
     for _, serial, outcome in lives.settled:
+        # One that the engine refused is as if it had never been seen; one whose id was remembered ends without it.
+        assert serial in lives.arrived | lives.left or outcome == ABORT_OUTCOME_ABORTED or lives.dead
         if outcome == ABORT_OUTCOME_ABORTED:
             assert serial in told_abort | lives.left
         else:
