@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
 from tokenwire.v1.generation_pb2 import GenerationInput
@@ -23,7 +23,9 @@ class RequestConverter:
         processor: InputProcessor,
         limits: RequestLimits,
         adapters: Mapping[str, LoRARequest],
+        *,
         refused_field: Callable[[SamplingParams], str | None] | None,
+        wants_deltas: Callable[[SamplingParams], bool],
     ) -> None:
         """Make a converter.
 
@@ -33,12 +35,15 @@ class RequestConverter:
             adapters: LoRA adapters by name.
             refused_field: returns the name of the first sampling field that the device does not support; None if it
                 supports all.
+            wants_deltas: whether vLLM should return a request's outputs as they come even for a unary call, since the
+                request's sink accumulates them.
 
         """
         self._processor = processor
         self._limits = limits
         self._adapters = adapters
         self._refused_field = refused_field
+        self._wants_deltas = wants_deltas
         # As in vLLM's SamplingParams.update_from_generation_config.
         more = processor.generation_config_fields.get("eos_token_id")
         ids = [more] if more is None or isinstance(more, int) else more
@@ -49,9 +54,9 @@ class RequestConverter:
         message: GenerationInput,
         *,
         request_id: str,
-        trace_headers: Mapping[str, str] | None,
+        trace_headers: Mapping[str, str] | None = None,
         stream: bool,
-        path: str,
+        path: str = "input",
     ) -> EngineRequest:
         """Check and convert a request.
 
@@ -96,4 +101,6 @@ class RequestConverter:
             self._processor.validate_logits_processors_params(params)
         except (VLLMClientError, ValueError) as error:
             raise invalid_field(f"{path}.extra_args_json", f"refused by a logits processor: {error}") from error
+        if self._wants_deltas(params):
+            params.output_kind = RequestOutputKind.DELTA
         return request

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -80,9 +80,16 @@ class Engine:
             # Without a tokenizer vLLM has no EOS id: EOS would be reported as a stop token, and a model whose
             # generation_config has no EOS id would never stop.
             llm.renderer.get_eos_token_id = lambda: self._eos_token_id
-        self._converter = RequestConverter(llm.input_processor, self.limits, self._adapters, refused_field)
         self._stats = stats or StatsRecorder()
         self._direct = install_direct_path(llm) if direct_path else None
+        self.convert = RequestConverter(
+            llm.input_processor,
+            self.limits,
+            self._adapters,
+            refused_field=refused_field,
+            wants_deltas=self._takes_direct_path,
+        ).convert
+        """Checks a request against what the engine allows, and converts it for `add`."""
         self._barrier = AbortBarrier(llm.is_paused, _BARRIER_TIMEOUT)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -166,41 +173,8 @@ class Engine:
         except FAULTS as error:
             raise translate(error, "") from error
 
-    def convert(
-        self,
-        message: generation_pb2.GenerationInput,
-        *,
-        request_id: str,
-        trace_headers: Mapping[str, str] | None = None,
-        stream: bool,
-        path: str = "input",
-    ) -> EngineRequest:
-        """Validate a request against the engine's limits and convert it.
-
-        Args:
-            message: the request, which has passed `check_input`.
-            request_id: the caller's id or a server-generated one.
-            trace_headers: W3C trace context from the call's metadata; None if there is none.
-            stream: whether the caller receives outputs as they are generated, rather than all at once.
-            path: path of `message` in the request message, for errors.
-
-        Returns:
-            The request, for `add`.
-
-        Raises:
-            RequestError: the request is refused.
-
-        """
-        request = self._converter.convert(
-            message, request_id=request_id, trace_headers=trace_headers, stream=stream, path=path
-        )
-        if self._takes_direct_path(request):
-            # The sink accumulates the outputs of a unary call, so vLLM need not.
-            request.params.output_kind = RequestOutputKind.DELTA
-        return request
-
-    def _takes_direct_path(self, request: EngineRequest) -> bool:
-        return self._direct is not None and self._direct.takes(request.params)
+    def _takes_direct_path(self, params: SamplingParams) -> bool:
+        return self._direct is not None and self._direct.takes(params)
 
     async def add(self, request: EngineRequest, sink: Sink, *, engine_id: str, path: str = "input") -> None:
         """Add a request to the engine; its outputs go to `sink`.
@@ -217,7 +191,7 @@ class Engine:
             RequestError: the engine refuses the request or has died.
 
         """
-        sink.prepare(request, self.abort_unless_ended, direct=self._takes_direct_path(request))
+        sink.prepare(request, self.abort_unless_ended, direct=self._takes_direct_path(request.params))
         try:
             with self._direct.expecting(engine_id, sink) if self._direct is not None else contextlib.nullcontext():
                 collector = await self._add(request, engine_id)

@@ -106,10 +106,11 @@ class MultiplexStream(Reader):
         self._pending.clear()
 
     def _unregister_all(self) -> None:
+        for sink in self._handles.values():
+            # Also one that is not registered yet: the engine aborts it when it arrives.
+            sink.closed = True
         live = map(self._find, self._handles.values())
         self._serving.registry.unregister(*(request for request in live if request is not None))
-        # Also requests that are not registered yet.
-        self._serving.engine.abort_unless_ended(*self._handles.values())
         self._handles.clear()
 
     def _find(self, sink: HandleSink) -> LiveRequest | None:
